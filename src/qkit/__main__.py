@@ -1,0 +1,5 @@
+"""`python -m qkit` is `qkit`."""
+
+from qkit.cli import main
+
+main()

@@ -1,0 +1,75 @@
+"""From a run folder to its matrix, and the matrix to its files."""
+
+from __future__ import annotations
+
+from qkit.evaluate import matrix as matrices
+from qkit.evaluate.pairing import VariantInput
+from qkit.evaluate.report import csv_file, html, markdown
+from qkit.measurements import Measurement, Subject
+from qkit.quantize.methods import scheme_label
+from qkit.recipe import BASELINE, Variant
+from qkit.store import RunStore
+
+
+def load_matrix(store: RunStore, *, allow_incomparable: bool = False) -> matrices.Matrix:
+    """Compute the matrix of a run from its stored files.
+
+    Args:
+        store: The run.
+        allow_incomparable: Compare what differs in hardware, versions or settings, and say so.
+
+    Raises:
+        InputError: The folder is not a run's, or a stored file cannot be read.
+    """
+    recipe = store.read_recipe()
+    planned = {variant.label: variant for variant in recipe.variants}
+    labels = [BASELINE, *planned, *store.external()]
+    present = [label for label in labels if label in planned or store.subject(label)]
+    if BASELINE not in present and store.failures(BASELINE):
+        present.insert(0, BASELINE)
+    return matrices.build_matrix(
+        run=store.name,
+        created=store.created(),
+        baseline=BASELINE,
+        variants=[_input(store, label, planned.get(label)) for label in present],
+        allow_incomparable=allow_incomparable,
+    )
+
+
+def write_matrix(store: RunStore, matrix: matrices.Matrix) -> None:
+    """Write matrix.json, .csv, .md and .html into the run's folder."""
+    texts = {
+        "json": matrix.model_dump_json(indent=1) + "\n",
+        "csv": csv_file.render(matrix),
+        "md": markdown.render(matrix),
+        "html": html.render(matrix),
+    }
+    for suffix, text in texts.items():
+        store.write_text(store.matrix_file(suffix), text)
+
+
+def _input(store: RunStore, label: str, variant: Variant | None) -> VariantInput:
+    subject: Subject | None = store.subject(label)
+    failures = store.failures(label)
+    failed = {failure.step for failure in failures}
+    scheme = subject.scheme if subject else (scheme_label(variant) if variant else "")
+    return VariantInput(
+        name=label,
+        method=(subject.method if subject else None) or (variant.method if variant else label),
+        scheme=scheme,
+        record=subject.record if subject else None,
+        measurements=[
+            measurement
+            for measurement in store.measurements(label)
+            if subject and _is_current(measurement, subject) and measurement.suite not in failed
+        ],
+        failures=failures,
+        weight_bytes=subject.weight_bytes if subject else None,
+        quantized_bytes=subject.quantized_bytes if subject else None,
+        unquantized_bytes=subject.unquantized_bytes if subject else None,
+    )
+
+
+def _is_current(measurement: Measurement, subject: Subject) -> bool:
+    """Tell whether a measurement is of the checkpoint as it is now."""
+    return measurement.variant_hash == subject.content_hash

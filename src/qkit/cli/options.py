@@ -1,0 +1,84 @@
+"""Options several commands share, and what they turn into."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from qkit.recipe import METHODS, Recipe, Strict, Variant, load_recipe
+
+S = TypeVar("S", bound=Strict)
+#: Recipe taken in the current folder when none is given.
+LOCAL_RECIPE = "qkit.yaml"
+DEFAULT_RECIPE = "demo"
+
+accelerator = click.option(
+    "--accelerator",
+    type=click.Choice(["auto", "cpu", "cuda"]),
+    help="What to run on. Default: the recipe's, which is `auto`: a GPU where there is one.",
+)
+wait = click.option(
+    "--wait",
+    "wait_s",
+    type=click.FloatRange(min=0),
+    default=0.0,
+    metavar="SECONDS",
+    help="How long to wait for another qkit that uses the accelerator.",
+)
+force = click.option("--force", is_flag=True, help="Do again what is found done.")
+data = click.option(
+    "--data",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Folder with local copies of hub data sets, such as DIR/cais/mmlu.",
+)
+recipe = click.option(
+    "--recipe",
+    "recipe_name",
+    metavar="RECIPE",
+    help=f"Recipe file or name. Default: ./{LOCAL_RECIPE}, else the demo.",
+)
+run_name = click.option(
+    "--run", "run_name", metavar="NAME", help="Folder under artifacts/. Default: the recipe's name."
+)
+
+
+def chosen_recipe(name: str | None, model: str | None) -> Recipe:
+    """Return the recipe a command works with.
+
+    Args:
+        name: `--recipe`; None takes ./qkit.yaml, else the demo, else, with a model, the defaults.
+        model: `--model`; replaces the recipe's.
+    """
+    if name is None and model is not None:
+        return Recipe(name=slug(model), model=model)
+    if name is None:
+        name = LOCAL_RECIPE if Path(LOCAL_RECIPE).is_file() else DEFAULT_RECIPE
+        click.echo(f"recipe: {name}", err=True)
+    found = load_recipe(name)
+    return with_values(found, model=model) if model else found
+
+
+def with_values(part: S, **values: Any) -> S:
+    """Return a copy of a recipe's part with the values that are given (not None), validated."""
+    given = {key: value for key, value in values.items() if value is not None}
+    if not given:
+        return part
+    return type(part).model_validate({**part.model_dump(), **given})
+
+
+def slug(text: str) -> str:
+    """Return a run's name for a model's path or hub name."""
+    last = text.rstrip("/").rsplit("/", 1)[-1]
+    kept = "".join(c if c.isalnum() or c in "._-" else "-" for c in last).strip("._-")
+    return kept[:80] or "model"
+
+
+def variants_for(recipe: Recipe, methods: tuple[str, ...]) -> tuple[Variant, ...]:
+    """Return the recipe's variants of some methods; a method it lacks gets the defaults."""
+    found: list[Variant] = []
+    for method in methods or METHODS:
+        own = [variant for variant in recipe.variants if variant.method == method]
+        found += own or [Variant.model_validate({"method": method})]
+    return tuple(found)

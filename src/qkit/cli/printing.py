@@ -1,0 +1,25 @@
+"""Print a matrix and say where its files are."""
+
+from __future__ import annotations
+
+import click
+from rich.console import Console
+
+from qkit.assemble import load_matrix, write_matrix
+from qkit.evaluate.report import terminal
+from qkit.store import RunStore
+
+#: Width of a table that is written to a file or a pipe.
+PLAIN_WIDTH = 100
+
+
+def show_matrix(store: RunStore, *, allow_incomparable: bool = False) -> None:
+    """Compute a run's matrix, write its files and print its table."""
+    matrix = load_matrix(store, allow_incomparable=allow_incomparable)
+    write_matrix(store, matrix)
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=PLAIN_WIDTH)
+    console.print(terminal.render(matrix, width=console.width))
+    files = ", ".join(str(store.matrix_file(suffix)) for suffix in ("html", "json", "csv", "md"))
+    click.echo(f"written: {files}", err=True)

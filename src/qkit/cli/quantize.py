@@ -1,0 +1,88 @@
+"""`qkit quantize`: make variants."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from qkit.cli import options
+from qkit.recipe import METHODS
+
+
+@click.command()
+@click.option(
+    "--method",
+    "methods",
+    type=click.Choice(METHODS),
+    multiple=True,
+    help="Method; may be given several times. Default: all of the recipe's.",
+)
+@click.option("--model", help="Checkpoint folder or hub name, in place of the recipe's.")
+@options.recipe
+@click.option(
+    "--calibration",
+    metavar="SOURCE",
+    help="JSONL, JSON, Parquet, CSV or text file, a folder of them, or a hub data set.",
+)
+@click.option("--samples", type=click.IntRange(min=1), help="Calibration sequences.")
+@click.option("--seq-len", type=click.IntRange(min=8), help="Tokens in a calibration sequence.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    help="Folder for the checkpoint (one method). Default: in the run's folder.",
+)
+@options.run_name
+@options.accelerator
+@options.wait
+@options.force
+def quantize(
+    methods: tuple[str, ...],
+    model: str | None,
+    recipe_name: str | None,
+    calibration: str | None,
+    samples: int | None,
+    seq_len: int | None,
+    out: Path | None,
+    run_name: str | None,
+    accelerator: str | None,
+    wait_s: float,
+    force: bool,
+) -> None:
+    """Make quantized variants of a checkpoint.
+
+    Each variant is an ordinary Hugging Face checkpoint that `vllm serve` loads, with a qkit.json
+    that says how it was made. `lm_head` stays in 16 bits.
+
+    \b
+    qkit quantize --method awq                                  the demo's checkpoint
+    qkit quantize --method awq --recipe qwen2.5-7b-a800
+    qkit quantize --method gptq --model ./Qwen2.5-7B-Instruct --calibration chats.jsonl
+    """  # noqa: D301  (\b keeps click from rewrapping)
+    from qkit.cli.progress import TerminalReporter, exit_code
+    from qkit.errors import InputError
+    from qkit.run import Job
+    from qkit.store import RunStore, artifacts_dir
+
+    recipe = options.with_values(options.chosen_recipe(recipe_name, model), accelerator=accelerator)
+    settings = options.with_values(
+        recipe.calibration, source=calibration, samples=samples, seq_len=seq_len
+    )
+    variants = options.variants_for(recipe, methods)
+    if calibration or samples or seq_len:
+        # What is typed here holds for every variant, also those with settings of their own.
+        variants = tuple(v.model_copy(update={"calibration": settings}) for v in variants)
+    if out and len(variants) != 1:
+        raise InputError(
+            f"--out takes one variant, and this makes {len(variants)}",
+            fix="choose one with --method, or leave --out out",
+        )
+    store = RunStore(artifacts_dir() / (run_name or recipe.name))
+    folders = {variants[0].label: out} if out else {}
+    with TerminalReporter() as reporter:
+        job = Job(recipe, store, reporter, wait_s=wait_s, force=force, folders=folders)
+        outcome = job.quantize(variants)
+    for variant in variants:
+        if all(failure.variant != variant.label for failure in outcome.failures):
+            click.echo(job.model_dir(variant.label))
+    raise SystemExit(exit_code(outcome))

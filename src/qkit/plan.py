@@ -1,0 +1,144 @@
+"""Recipe to ordered cells, and the keys that tell whether a cell is done. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from qkit.hashing import hash_value
+from qkit.measurements import Hardware
+from qkit.recipe import (
+    BASELINE,
+    BENCH_SUITE,
+    AccuracySuite,
+    BenchSuite,
+    Calibration,
+    Recipe,
+    Variant,
+)
+
+#: The baseline's benchmark once more at the end, to see whether the machine drifted.
+BENCH_AGAIN = "bench-again"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One suite to be measured on one variant.
+
+    Attributes:
+        label: Variant's name.
+        suite: Name of the measurement's file.
+        settings: What to measure.
+    """
+
+    label: str
+    suite: str
+    settings: AccuracySuite | BenchSuite
+
+
+@dataclass(frozen=True)
+class Group:
+    """Cells of one variant, measured on one server."""
+
+    label: str
+    cells: tuple[Cell, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a recipe asks for, in the order it is done.
+
+    Attributes:
+        quantize: Variants to make.
+        groups: What is measured: the baseline first, and its benchmark again last.
+    """
+
+    quantize: tuple[Variant, ...]
+    groups: tuple[Group, ...]
+
+
+def make_plan(recipe: Recipe) -> Plan:
+    """Return the cells of a recipe in the order they are run."""
+    labels = [BASELINE, *(variant.label for variant in recipe.variants)]
+    groups = [Group(label, cells_of(recipe, label)) for label in labels]
+    if recipe.bench and recipe.bench.repeat_baseline and recipe.variants:
+        groups.append(Group(BASELINE, (Cell(BASELINE, BENCH_AGAIN, recipe.bench),)))
+    return Plan(recipe.variants, tuple(group for group in groups if group.cells))
+
+
+def cells_of(recipe: Recipe, label: str) -> tuple[Cell, ...]:
+    """Return what a recipe measures on one variant: accuracy first, then the benchmark."""
+    cells: list[Cell] = [Cell(label, suite.task, suite) for suite in recipe.accuracy]
+    if recipe.bench:
+        cells.append(Cell(label, BENCH_SUITE, recipe.bench))
+    return tuple(cells)
+
+
+def quantize_key(
+    *,
+    source_hash: str,
+    variant: Variant,
+    calibration: Calibration,
+    calibration_hash: str | None,
+    environment: str,
+    accelerator: str,
+) -> str:
+    """Return the key of a variant: equal keys mean the same inputs.
+
+    Args:
+        source_hash: Content hash of the source checkpoint.
+        variant: Method and its settings; the name does not matter.
+        calibration: Calibration settings.
+        calibration_hash: Hash of a local calibration source; None for one on the hub.
+        environment: Fingerprint of the backend's environment.
+        accelerator: "cpu" or "cuda".
+    """
+    return hash_value(
+        {
+            "source": source_hash,
+            "variant": variant.model_dump(mode="json", exclude={"name", "calibration"}),
+            "calibration": calibration.model_dump(
+                mode="json", exclude={"source"} if calibration_hash else None
+            ),
+            "calibration_hash": calibration_hash,
+            "environment": environment,
+            "accelerator": accelerator,
+        }
+    )
+
+
+def measure_key(
+    *,
+    cell: Cell,
+    variant_hash: str,
+    flags: tuple[str, ...],
+    variables: dict[str, str],
+    environment: str,
+    hardware: Hardware,
+    harness: str,
+    data: str | None,
+) -> str:
+    """Return the key of a measurement: equal keys need no new run.
+
+    Args:
+        cell: What is measured.
+        variant_hash: Content hash of the checkpoint.
+        flags: Server's flags.
+        variables: Server's environment variables.
+        environment: Fingerprint of the serve environment.
+        hardware: The machine.
+        harness: Version of lm-eval.
+        data: Folder of local data sets.
+    """
+    return hash_value(
+        {
+            "suite": cell.suite,
+            "settings": cell.settings.model_dump(mode="json"),
+            "variant": variant_hash,
+            "flags": flags,
+            "variables": variables,
+            "environment": environment,
+            "hardware": hardware.model_dump(mode="json"),
+            "harness": harness,
+            "data": data,
+        }
+    )

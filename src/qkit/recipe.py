@@ -1,0 +1,282 @@
+"""Typed recipes: what to quantize, how to serve it and what to measure.
+
+A recipe is a YAML file. Unknown keys are refused with the nearest known one, and every error
+names the field. `load_recipe` takes a path or the name of a recipe that ships with qkit.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from qkit.errors import InputError, nearest
+
+Method = Literal["awq", "gptq", "fp8", "smoothquant"]
+METHODS: tuple[Method, ...] = get_args(Method)
+BASELINE = "bf16"
+BENCH_SUITE = "bench"
+RECIPES_DIR = Path(__file__).resolve().parent / "recipes"
+#: A model or data path with this prefix lies beside the recipes that ship with qkit.
+BUILTIN_PREFIX = "qkit:"
+
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=80)]
+
+
+class Strict(BaseModel):
+    """Base of the recipe's parts: immutable, unknown keys refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Calibration(Strict):
+    """Where calibration text comes from and how much of it is used."""
+
+    #: Local .jsonl/.json/.parquet/.csv/.txt file or folder, or a hub data set's name.
+    source: str = "HuggingFaceH4/ultrachat_200k"
+    split: str = "train_sft"
+    #: Column to read; None finds "messages", "conversations" or "text".
+    column: str | None = None
+    samples: int = Field(512, ge=1)
+    seq_len: int = Field(2048, ge=8)
+    seed: int = 0
+
+
+class Variant(Strict):
+    """One quantized form of the model."""
+
+    method: Method
+    #: Row's name; the method's by default.
+    name: Name | None = None
+    #: Weight group size of the W4A16 schemes.
+    group_size: Literal[32, 64, 128] = 128
+    #: W4A16 without zero point; by default False for awq and True for gptq.
+    symmetric: bool | None = None
+    #: GPTQ activation order.
+    actorder: Literal["static", "group"] | None = "static"
+    dampening_frac: float = Field(0.01, gt=0, lt=1)
+    #: SmoothQuant's migration strength (alpha).
+    smoothing_strength: float = Field(0.8, ge=0, le=1)
+    #: Modules left in 16 bits; names or `re:` patterns.
+    ignore: tuple[str, ...] = ("lm_head",)
+    #: Calibration of this variant alone.
+    calibration: Calibration | None = None
+
+    @property
+    def label(self) -> str:
+        """Name of the row and of the folder."""
+        return self.name or self.method
+
+
+class Serve(Strict):
+    """How every variant is served; the same for all rows of a run."""
+
+    #: Served length in tokens; the checkpoint's own by default.
+    max_model_len: int | None = Field(None, ge=16)
+    #: Linear kernel asked for on CUDA; "auto" leaves the choice to vLLM.
+    kernel: str = "marlin"
+    gpu_memory_utilization: float = Field(0.90, gt=0, le=1)
+    tensor_parallel_size: int = Field(1, ge=1)
+    #: KV cache on a CPU, in GiB.
+    kv_cache_gib: int = Field(4, ge=1)
+    max_num_seqs: int | None = Field(None, ge=1)
+    enforce_eager: bool = False
+    startup_timeout_s: float = Field(1800, gt=0)
+    #: Further flags for vLLM, as typed on its command line.
+    args: tuple[str, ...] = ()
+    env: dict[str, str] = Field(default_factory=dict)
+
+
+class AccuracySuite(Strict):
+    """One lm-eval task or group."""
+
+    task: Name
+    #: None takes the task's own; `mmlu` is run with 5 by convention.
+    num_fewshot: int | None = Field(None, ge=0)
+    #: Documents per task; None is all.
+    limit: int | None = Field(None, ge=1)
+    chat_template: bool = False
+
+
+class BenchSuite(Strict):
+    """The concurrency benchmark."""
+
+    concurrency: tuple[Annotated[int, Field(ge=1)], ...] = (1, 2, 4, 8, 16)
+    #: Measured requests per level; the larger of this and `requests_per_slot` * concurrency.
+    min_requests: int = Field(20, ge=1)
+    requests_per_slot: int = Field(4, ge=1)
+    input_tokens: int = Field(512, ge=1)
+    output_tokens: int = Field(128, ge=1)
+    #: Natural stopping (False) compares different lengths; the table then shows them.
+    ignore_eos: bool = True
+    endpoint: Literal["completions", "chat"] = "completions"
+    seed: int = 0
+    timeout_s: float = Field(600, gt=0)
+    #: Measure the baseline once more at the end, to see whether the machine drifted.
+    repeat_baseline: bool = True
+
+    @field_validator("concurrency")
+    @classmethod
+    def _levels(cls, value: tuple[int, ...]) -> tuple[int, ...]:
+        if not value:
+            raise ValueError("needs at least one level")
+        if len(set(value)) != len(value):
+            raise ValueError("names a level twice")
+        return value
+
+
+class Recipe(Strict):
+    """A whole job: one model, its variants, and what is measured on each."""
+
+    name: Name
+    #: Checkpoint folder or hub name.
+    model: str
+    #: Branch, tag or commit on the hub.
+    revision: str | None = None
+    trust_remote_code: bool = False
+    accelerator: Literal["auto", "cpu", "cuda"] = "auto"
+    calibration: Calibration = Calibration()
+    variants: tuple[Variant, ...] = tuple(Variant(method=method) for method in METHODS)
+    serve: Serve = Serve()
+    accuracy: tuple[AccuracySuite, ...] = (AccuracySuite(task="mmlu", num_fewshot=5),)
+    bench: BenchSuite | None = BenchSuite()
+
+    @model_validator(mode="after")
+    def _unique(self) -> Recipe:
+        labels = [variant.label for variant in self.variants]
+        for label in labels:
+            if label == BASELINE:
+                raise ValueError(f"variants: {BASELINE!r} is the baseline's name; choose another")
+            if labels.count(label) > 1:
+                raise ValueError(f"variants: {label!r} is there twice; give one a `name`")
+        tasks = [suite.task for suite in self.accuracy]
+        for task in tasks:
+            if task == BENCH_SUITE:
+                raise ValueError(f"accuracy: {BENCH_SUITE!r} is the benchmark's name, not a task")
+            if tasks.count(task) > 1:
+                raise ValueError(f"accuracy: task {task!r} is there twice")
+        return self
+
+    def calibration_of(self, variant: Variant) -> Calibration:
+        """Return the calibration of a variant: its own, else the recipe's."""
+        return variant.calibration or self.calibration
+
+
+def builtin_recipes() -> dict[str, Path]:
+    """Return the recipes that ship with qkit, name to path."""
+    return {path.stem: path for path in sorted(RECIPES_DIR.glob("*.yaml"))}
+
+
+def resolve_builtin(value: str) -> str:
+    """Turn `qkit:PATH` into the path of a file that ships with qkit; leave other values."""
+    if value.startswith(BUILTIN_PREFIX):
+        return str(RECIPES_DIR / value.removeprefix(BUILTIN_PREFIX))
+    return value
+
+
+def find_recipe(name_or_path: str) -> Path:
+    """Return the path of a recipe file, or of the shipped recipe of that name.
+
+    Raises:
+        InputError: There is neither.
+    """
+    path = Path(name_or_path)
+    if path.is_file():
+        return path
+    builtin = builtin_recipes()
+    if name_or_path in builtin:
+        return builtin[name_or_path]
+    if path.parent == Path("recipes") and path.stem in builtin:
+        return builtin[path.stem]
+    raise InputError(
+        f"there is no recipe {name_or_path!r}{nearest(name_or_path, builtin)}",
+        fix=f"give a YAML file or one of: {', '.join(builtin)}",
+    )
+
+
+def load_recipe(name_or_path: str) -> Recipe:
+    """Read and validate a recipe.
+
+    Paths inside it are relative to the current folder; `qkit:` paths lie beside the shipped
+    recipes.
+
+    Raises:
+        InputError: The file is missing, not YAML, or has a wrong, unknown or missing field.
+    """
+    path = find_recipe(name_or_path)
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise InputError(f"the recipe is not valid YAML: {error}", where=path) from error
+    if not isinstance(data, dict):
+        raise InputError("the recipe is not a mapping of keys to values", where=path)
+    return parse_recipe(data, where=str(path))
+
+
+def parse_recipe(data: dict[str, Any], *, where: str) -> Recipe:
+    """Validate a recipe's mapping.
+
+    Raises:
+        InputError: With one line for every wrong field.
+    """
+    try:
+        recipe = Recipe.model_validate(data)
+    except ValidationError as error:
+        lines = [_explain(item, data) for item in error.errors(include_url=False)]
+        raise InputError(
+            f"the recipe has {len(lines)} wrong field{'s' if len(lines) > 1 else ''}",
+            where=where,
+            detail="\n".join(lines),
+            fix="correct the fields above; `qkit recipes show demo` prints a working recipe",
+        ) from None
+    return recipe.model_copy(
+        update={
+            "model": resolve_builtin(recipe.model),
+            "calibration": _resolved(recipe.calibration),
+            "variants": tuple(
+                v.model_copy(update={"calibration": _resolved(v.calibration)})
+                if v.calibration
+                else v
+                for v in recipe.variants
+            ),
+        }
+    )
+
+
+def _resolved(calibration: Calibration) -> Calibration:
+    return calibration.model_copy(update={"source": resolve_builtin(calibration.source)})
+
+
+def _explain(item: Any, data: dict[str, Any]) -> str:
+    """Turn one of pydantic's errors into `field: what is wrong`."""
+    location = item["loc"]
+    field = ".".join(str(part) for part in location) or "recipe"
+    if item["type"] == "extra_forbidden":
+        known = _known_keys(location[:-1])
+        return f"{field}: unknown key{nearest(str(location[-1]), known)}"
+    if item["type"] == "missing":
+        return f"{field}: missing"
+    message = re.sub(r"^Value error, ", "", item["msg"])
+    shown = item.get("input")
+    if shown is data or isinstance(shown, dict):
+        return f"{field}: {message}" if location else message
+    return f"{field}: {message} (found {shown!r})"
+
+
+def _known_keys(location: tuple[Any, ...]) -> list[str]:
+    """Return the keys the model at `location` has."""
+    parts: dict[str, type[Strict]] = {
+        "calibration": Calibration,
+        "variants": Variant,
+        "serve": Serve,
+        "accuracy": AccuracySuite,
+        "bench": BenchSuite,
+    }
+    model: type[Strict] = Recipe
+    for part in location:
+        if isinstance(part, str) and part in parts:
+            model = parts[part]
+    return list(model.model_fields)

@@ -1,0 +1,155 @@
+"""What `qkit eval` measures: which variants, which suites, on which server."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from qkit.errors import InputError, nearest
+from qkit.measurements import Subject
+from qkit.plan import Group, cells_of
+from qkit.recipe import BASELINE, BENCH_SUITE, AccuracySuite, BenchSuite, Recipe
+from qkit.server import RunningServer, attach, model_root
+from qkit.store import RunStore
+from qkit.subjects import attached_subject, subject_of
+
+
+@dataclass(frozen=True)
+class Attached:
+    """A running server, what it serves, and what is measured on it."""
+
+    server: RunningServer
+    subject: Subject
+    group: Group
+
+
+def choose_suites(
+    recipe: Recipe,
+    names: str | None,
+    *,
+    concurrency: str | None = None,
+    num_fewshot: int | None = None,
+    limit: int | None = None,
+) -> Recipe:
+    """Return a recipe that measures the named suites, with the values typed beside them.
+
+    Args:
+        recipe: Where a suite's settings are taken from; a suite it lacks gets the defaults.
+        names: `bench`, lm-eval tasks and groups, separated by commas; None keeps the recipe's.
+        concurrency: Levels of the benchmark, separated by commas.
+        num_fewshot: Examples before each question.
+        limit: Questions per task.
+
+    Raises:
+        InputError: A name or value cannot be used.
+    """
+    accuracy = {suite.task: suite for suite in recipe.accuracy}
+    wanted = (
+        [name.strip() for name in names.split(",") if name.strip()]
+        if names is not None
+        else [*accuracy, *([BENCH_SUITE] if recipe.bench else [])]
+    )
+    if not wanted:
+        raise InputError("no suite to measure", fix="give --suite mmlu,bench")
+    levels = None if concurrency is None else _levels(concurrency)
+    given = {"num_fewshot": num_fewshot, "limit": limit}
+    values = {key: value for key, value in given.items() if value is not None}
+    try:
+        tasks = tuple(
+            AccuracySuite.model_validate(
+                {**(accuracy[name].model_dump() if name in accuracy else {"task": name}), **values}
+            )
+            for name in dict.fromkeys(wanted)
+            if name != BENCH_SUITE
+        )
+        bench = None
+        if BENCH_SUITE in wanted:
+            bench = recipe.bench or BenchSuite()
+            if levels:
+                bench = BenchSuite.model_validate({**bench.model_dump(), "concurrency": levels})
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise InputError(f"--suite or its options: {first['msg']}") from None
+    return recipe.model_copy(update={"accuracy": tasks, "bench": bench})
+
+
+def run_groups(recipe: Recipe, store: RunStore, labels: Sequence[str]) -> list[Group]:
+    """Return the groups of a run: of the named variants, or of all that were made.
+
+    Raises:
+        InputError: A name is none of the recipe's, or that variant was not made.
+    """
+    known = [BASELINE, *(variant.label for variant in recipe.variants)]
+    for label in labels:
+        if label not in known:
+            raise InputError(
+                f"{label!r} is neither a folder nor a variant{nearest(label, known)}",
+                fix=f"variants of recipe {recipe.name!r}: {', '.join(known)}",
+            )
+        if label != BASELINE and store.variant(label) is None:
+            raise InputError(
+                f"variant {label!r} was not made yet",
+                where=store.model_dir(label),
+                fix=f"run `qkit quantize --method {label}` with the same recipe first",
+            )
+    made = [label for label in known if label == BASELINE or store.variant(label)]
+    return [Group(label, cells_of(recipe, label)) for label in (labels or made)]
+
+
+def folder_groups(
+    recipe: Recipe, folders: Sequence[str], baseline: Path | None
+) -> tuple[list[Group], Mapping[str, Path]]:
+    """Return the groups of checkpoint folders, the baseline first, and where each folder is.
+
+    Raises:
+        InputError: Two folders would have the same name.
+    """
+    paths: dict[str, Path] = {BASELINE: baseline.resolve()} if baseline else {}
+    for folder in folders:
+        path = Path(folder).resolve()
+        if path in paths.values():
+            continue
+        # In a run's folder every checkpoint is called "model"; the variant's name says more.
+        label = path.parent.name if path.name == "model" else path.name
+        if label in paths:
+            raise InputError(
+                f"two folders are called {label!r}", where=path, fix="rename one of them"
+            )
+        paths[label] = path
+    return [Group(label, cells_of(recipe, label)) for label in paths], paths
+
+
+def attach_group(recipe: Recipe, url: str, model: str | None, tokenizer: Path | None) -> Attached:
+    """Attach to a running server.
+
+    Raises:
+        InputError: The tokenizer's folder is not known.
+        ServerError: The server does not answer.
+    """
+    server = attach(url, model=model)
+    root = model_root(server)
+    folder = tokenizer or root
+    if folder is None:
+        raise InputError(
+            "the tokenizer of the served model is not on this machine",
+            where=url,
+            fix="give its folder with --tokenizer",
+        )
+    label = Path(server.model).name
+    if root is not None and tokenizer is None:
+        subject = subject_of(label, root)
+    else:
+        subject = attached_subject(label, url, server.model, folder)
+    return Attached(server, subject, Group(label, cells_of(recipe, label)))
+
+
+def _levels(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise InputError(
+            f"--concurrency {text!r} is not a list of numbers", fix="write it as 1,2,4,8,16"
+        ) from None

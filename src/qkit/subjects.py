@@ -1,0 +1,67 @@
+"""What is measured: a checkpoint with a name, quantized or not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from qkit.errors import InputError
+from qkit.hashing import hash_checkpoint, hash_value
+from qkit.measurements import Subject
+from qkit.quantize.checkpoint import Checkpoint, inspect_checkpoint, split_bytes
+from qkit.store import VARIANT_FILE, read_variant
+
+
+def subject_of(label: str, path: Path) -> Subject:
+    """Inspect a checkpoint folder and return it as something to measure.
+
+    Raises:
+        InputError: The folder is not a whole checkpoint, or is not what its qkit.json says.
+    """
+    checkpoint = inspect_checkpoint(path)
+    record = read_variant(path)
+    content_hash = hash_checkpoint(path)
+    if record and record.content_hash != content_hash:
+        raise InputError(
+            "the checkpoint is not the one its qkit.json describes: its files were changed",
+            where=path / VARIANT_FILE,
+            fix="quantize it again, or remove qkit.json to measure it as an unknown checkpoint",
+        )
+    quantized, unquantized = split_bytes(checkpoint)
+    return Subject(
+        label=label,
+        path=path,
+        method=record.method if record else checkpoint.quantization,
+        scheme=record.scheme if record else scheme_of(checkpoint),
+        content_hash=content_hash,
+        record=record,
+        weight_bytes=quantized + unquantized,
+        quantized_bytes=quantized,
+        unquantized_bytes=unquantized,
+    )
+
+
+def attached_subject(label: str, url: str, model: str, tokenizer: Path) -> Subject:
+    """Return a running server's model as something to measure; its weights are not known.
+
+    Args:
+        label: Name of its row.
+        url: Root of the server.
+        model: Name it serves the model under.
+        tokenizer: Folder with the model's tokenizer.
+    """
+    return Subject(
+        label=label,
+        path=tokenizer,
+        method=None,
+        scheme="as served",
+        content_hash=f"attached:{hash_value([url, model])}",
+    )
+
+
+def scheme_of(checkpoint: Checkpoint) -> str:
+    """Return the scheme of a checkpoint qkit did not make."""
+    if checkpoint.quantization:
+        return checkpoint.quantization
+    return {"bfloat16": "BF16", "float16": "FP16", "float32": "FP32"}.get(
+        checkpoint.dtype, checkpoint.dtype
+    )
