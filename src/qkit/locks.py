@@ -32,7 +32,7 @@ def lock(path: Path, what: str, *, wait_s: float = 0.0) -> Iterator[None]:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     deadline = time.monotonic() + wait_s
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    descriptor = _open(path)
     try:
         while True:
             try:
@@ -47,11 +47,33 @@ def lock(path: Path, what: str, *, wait_s: float = 0.0) -> Iterator[None]:
                         fix="wait until it has finished, or give --wait SECONDS",
                     ) from None
                 time.sleep(POLL_S)
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"pid {os.getpid()}".encode(), 0)
+        with contextlib.suppress(OSError):  # another user's lock file is open for reading only
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"pid {os.getpid()}".encode(), 0)
         yield
     finally:
         os.close(descriptor)
+
+
+def _open(path: Path) -> int:
+    """Open a lock file that several users may share, in a sticky folder such as /tmp.
+
+    Linux refuses O_CREAT on another user's file there (fs.protected_regular), so an existing file
+    is opened without it, read-only where need be; flock works on any descriptor.
+    """
+    for flags in (os.O_RDWR, os.O_RDONLY):
+        try:
+            return os.open(path, flags | os.O_CLOEXEC)
+        except FileNotFoundError:
+            break
+        except PermissionError:
+            continue
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    except FileExistsError:
+        return _open(path)
+    os.fchmod(descriptor, 0o666)  # the umask took the others' right to write
+    return descriptor
 
 
 def accelerator_lock_path() -> Path:
