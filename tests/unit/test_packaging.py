@@ -10,19 +10,10 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("quantize", "evaluate", "recipes")
-HEAVY = [
-    "torch",
-    "transformers",
-    "datasets",
-    "lm_eval",
-    "aiohttp",
-    "pandas",
-    "numpy",
-    "scipy",
-    "pydantic",
-    "rich",
-    "yaml",
-]
+HEAVY = (
+    *("torch", "transformers", "datasets", "lm_eval", "aiohttp", "pandas", "numpy", "scipy"),
+    *("pydantic", "rich", "yaml"),
+)
 
 
 def python(code: str) -> str:
@@ -67,6 +58,6 @@ def test_a_backends_worker_needs_only_the_standard_library():
     code = (
         "import sys, importlib; from pathlib import Path;"
         "import qkit.protocol, qkit.errors;"
-        f"print([name for name in {HEAVY!r} + ['click'] if name in sys.modules])"
+        f"print([name for name in (*{HEAVY!r}, 'click') if name in sys.modules])"
     )
     assert python(code).strip() == "[]"
