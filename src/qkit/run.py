@@ -162,10 +162,6 @@ class Job:
             source = self.recipe.calibration_of(variant).source
             if needs_calibration(variant.method):
                 _check_local_source(source)
-        if variants:
-            environments.python_of("quantize", self.accelerator)
-        if groups and own_server:
-            environments.python_of("serve", self.accelerator)
         suites = {
             cell.suite: cell.settings
             for group in groups
@@ -177,6 +173,10 @@ class Job:
 
             for suite in suites.values():
                 check_task(suite, data=self.data)
+        if variants:
+            environments.python_of("quantize", self.accelerator)
+        if groups and own_server:
+            environments.python_of("serve", self.accelerator)
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -395,7 +395,7 @@ def measure_cell(
             tokenizer_path=subject.path,
             max_model_len=server.record.max_model_len,
             data=data,
-            on_progress=reporter.progress,
+            on_progress=lambda done, total: reporter.progress("questions", done, total),
         )
     return Measurement(
         key=key,
