@@ -51,7 +51,7 @@ def write_matrix(store: RunStore, matrix: matrices.Matrix) -> None:
 def _input(store: RunStore, label: str, variant: Variant | None) -> VariantInput:
     subject: Subject | None = store.subject(label)
     failures = store.failures(label)
-    failed = {failure.step for failure in failures}
+    failed = {failure.step: failure.created for failure in failures}
     scheme = subject.scheme if subject else (scheme_label(variant) if variant else "")
     return VariantInput(
         name=label,
@@ -61,7 +61,7 @@ def _input(store: RunStore, label: str, variant: Variant | None) -> VariantInput
         measurements=[
             measurement
             for measurement in store.measurements(label)
-            if subject and _is_current(measurement, subject) and measurement.suite not in failed
+            if subject and _is_current(measurement, subject, failed.get(measurement.suite))
         ],
         failures=failures,
         weight_bytes=subject.weight_bytes if subject else None,
@@ -70,6 +70,11 @@ def _input(store: RunStore, label: str, variant: Variant | None) -> VariantInput
     )
 
 
-def _is_current(measurement: Measurement, subject: Subject) -> bool:
-    """Tell whether a measurement is of the checkpoint as it is now."""
-    return measurement.variant_hash == subject.content_hash
+def _is_current(measurement: Measurement, subject: Subject, failed: str | None) -> bool:
+    """Tell whether a measurement is of the checkpoint as it is now, and no later try failed.
+
+    A sweep that was measured in part is stored with its failure, which is not later than itself.
+    """
+    if measurement.variant_hash != subject.content_hash:
+        return False
+    return failed is None or measurement.created >= failed

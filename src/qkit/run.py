@@ -15,7 +15,7 @@ from pathlib import Path
 
 from qkit import __version__, environments
 from qkit.checkpoint import resolve_model
-from qkit.errors import InputError, QkitError
+from qkit.errors import InputError, MeasurementError, QkitError
 from qkit.hardware import Accelerator, describe, detect_accelerator
 from qkit.hashing import hash_checkpoint, hash_files
 from qkit.locks import accelerator_lock_path, lock
@@ -41,6 +41,8 @@ from qkit.subjects import subject_of
 
 QUANTIZE_STEP = "quantize"
 SERVE_STEP = "serve"
+#: A server whose connections broke takes a moment to end.
+DYING_S = 3.0
 
 
 @dataclass
@@ -315,9 +317,14 @@ class Job:
                 data=self.data,
                 reporter=self.reporter,
             )
-            server.check_alive()
         except QkitError as error:
             self._failed(cell.label, cell.suite, _root_cause(error, server))
+            return
+        if lost := lost_levels(measurement):
+            # What was measured is kept and shown, but not taken for done.
+            self.store.write_measurement(measurement.model_copy(update={"key": ""}))
+            cause = _root_cause(lost, server)
+            self._failed(cell.label, cell.suite, cause, measurement.created)
             return
         self.store.write_measurement(measurement)
         self.outcome.done += 1
@@ -349,9 +356,13 @@ class Job:
             data=str(self.data) if self.data else None,
         )
 
-    def _failed(self, label: str, step: str, error: QkitError) -> None:
+    def _failed(self, label: str, step: str, error: QkitError, created: str | None = None) -> None:
         record = FailureRecord(
-            variant=label, step=step, reason=error.what, detail=str(error), created=now()
+            variant=label,
+            step=step,
+            reason=error.what,
+            detail=str(error),
+            created=created or now(),
         )
         self.store.write_failure(record)
         self.outcome.failures.append(record)
@@ -426,10 +437,24 @@ def headline(measurement: Measurement) -> str:
     return ""
 
 
+def lost_levels(measurement: Measurement) -> MeasurementError | None:
+    """Return what failed in a sweep that was measured only in part, or None."""
+    cells = measurement.bench.cells if measurement.bench else ()
+    lost = [cell for cell in cells if cell.output_tok_per_s is None]
+    if not lost:
+        return None
+    reasons = [r.error or r.status for r in lost[0].requests if r.status != "ok"]
+    return MeasurementError(
+        f"{len(lost)} of {len(cells)} concurrency levels failed "
+        f"({', '.join(str(cell.concurrency) for cell in lost)}): "
+        f"{reasons[0] if reasons else 'no successful request'}"
+    )
+
+
 def _root_cause(error: QkitError, server: RunningServer) -> QkitError:
     """Return the server's own reason for dying where that is why a measurement failed."""
     try:
-        server.check_alive()
+        server.check_alive(grace_s=DYING_S)
     except QkitError as death:
         return death
     return error

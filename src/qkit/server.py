@@ -89,8 +89,15 @@ class RunningServer:
         """Tell whether its process runs; an attached server counts as running."""
         return self._process is None or self._process.poll() is None
 
-    def check_alive(self) -> None:
-        """Raise a ServerError with the server's own reason if its process has ended."""
+    def check_alive(self, grace_s: float = 0.0) -> None:
+        """Raise a ServerError with the server's own reason if its process has ended.
+
+        Args:
+            grace_s: How long to wait for a process that may be about to end.
+        """
+        if self._process is not None and grace_s:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(timeout=grace_s)
         if self._process is not None and self._process.poll() is not None and self.log:
             raise _died(self._process.returncode, self.log, "died")
 

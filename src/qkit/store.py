@@ -40,8 +40,8 @@ def artifacts_dir() -> Path:
 
 
 def now() -> str:
-    """Return the time as stored: UTC, ISO 8601, whole seconds."""
-    return datetime.now(UTC).isoformat(timespec="seconds")
+    """Return the time as stored: UTC, ISO 8601."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
 class RunStore:

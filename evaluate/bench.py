@@ -1,0 +1,306 @@
+"""The concurrency benchmark: a closed loop at each level, every figure from raw records.
+
+One sweep on one running server. A cell (one concurrency level) is: check that the server is
+alive, empty its prefix cache, warm up at the same concurrency with prompts of its own, read its
+counters, send the measured requests, read the counters again. What fails is counted, never
+raised: a server that dies in the middle leaves failed cells with their reason behind the
+finished ones.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from yarl import URL
+
+from qkit.errors import InputError, MeasurementError
+from qkit.evaluate import server_metrics
+from qkit.evaluate.latency import ClientLoad, summarize
+from qkit.evaluate.load import Breaker, ClientWatch, closed_loop, not_sent, open_session
+from qkit.evaluate.prompts import (
+    CellPrompts,
+    Prompt,
+    Vocabulary,
+    load_vocabulary,
+    plan_prompts,
+    prompts_hash,
+)
+from qkit.evaluate.server_metrics import Counters
+from qkit.evaluate.stream import RawReply, read_reply
+from qkit.measurements import BenchCell, BenchResult, RequestRecord
+from qkit.recipe import BenchSuite
+
+try:
+    import uvloop
+except ImportError:  # there is none for some platforms; asyncio's own loop is slower but right
+    _new_event_loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
+else:
+    _new_event_loop = uvloop.new_event_loop
+
+#: Sent with every request, because vLLM otherwise takes what generation_config.json says.
+SAMPLING = {"temperature": 0.0, "top_p": 1.0, "repetition_penalty": 1.0}
+_PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
+#: The warm-up stops after so many tokens; by then every shape of the measured part has run.
+_WARMUP_TOKENS_MAX = 32
+#: A dead server is believed after so many unanswered requests, or one whole round if larger.
+_UNANSWERED_MIN = 3
+#: A chat template begins every prompt alike; so many tokens a request may hit the prefix cache.
+_TEMPLATE_TOKENS = 64
+
+#: Called with what is being measured, requests done and requests in all.
+Progress = Callable[[str, int, int], None]
+
+
+def run_bench(
+    suite: BenchSuite,
+    *,
+    base_url: str,
+    model: str,
+    tokenizer_path: Path,
+    max_model_len: int | None,
+    on_progress: Progress | None = None,
+) -> BenchResult:
+    """Measure a running server at every concurrency level of a suite.
+
+    Prompts depend on the suite and the vocabulary alone, so all variants of a checkpoint get the
+    same ones. Runs its own event loop (uvloop where there is one) and returns when all is done.
+
+    Args:
+        suite: Levels, counts, lengths, endpoint, seed.
+        base_url: Root of the server, such as http://127.0.0.1:8000; a final /v1 is dropped.
+        model: Name the server knows the model by.
+        tokenizer_path: Checkpoint folder, or its tokenizer.json.
+        max_model_len: Served length in tokens, or None if it is not known.
+        on_progress: Called after every measured request; it should be quick.
+
+    Raises:
+        InputError: The requests do not fit the served length, the URL or the tokenizer cannot be
+            used, or `input_tokens` is too small for different prompts.
+        MeasurementError: Not one request of the whole sweep succeeded.
+    """
+    _check_length(suite, max_model_len)
+    root = _root(base_url)
+    vocabulary = load_vocabulary(tokenizer_path)
+    cells = plan_prompts(suite, vocabulary)
+    sweep = _Sweep(suite, root, model, vocabulary, on_progress or _no_progress)
+    with asyncio.Runner(loop_factory=_new_event_loop) as runner:
+        measured = runner.run(sweep.run(cells))
+    _require_one_success(measured, where=root)
+    return BenchResult(
+        endpoint=suite.endpoint,
+        input_tokens=suite.input_tokens,
+        output_tokens=suite.output_tokens,
+        ignore_eos=suite.ignore_eos,
+        sampling=SAMPLING,
+        seed=suite.seed,
+        prompt_hash=prompts_hash(cells),
+        cells=measured,
+        duration_s=time.perf_counter() - sweep.origin,
+    )
+
+
+def request_body(
+    suite: BenchSuite, model: str, prompt: Prompt, *, max_tokens: int | None = None
+) -> bytes:
+    """Return a request's JSON: explicit sampling, streaming, usage, and the length asked for."""
+    tokens = suite.output_tokens if max_tokens is None else max_tokens
+    body: dict[str, Any] = {"model": model, **SAMPLING, "max_tokens": tokens, "stream": True}
+    # The running count tells chunks with a token from those without, whatever their text is.
+    body["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
+    if suite.ignore_eos:
+        body |= {"ignore_eos": True, "min_tokens": tokens}
+    if suite.endpoint == "chat":
+        body["messages"] = [{"role": "user", "content": prompt}]
+    else:
+        body["prompt"] = prompt
+    return json.dumps(body).encode()
+
+
+def to_record(
+    raw: RawReply,
+    *,
+    index: int,
+    origin_s: float,
+    suite: BenchSuite,
+    prompt: Prompt,
+    vocabulary: Vocabulary,
+) -> RequestRecord:
+    """Read a raw reply into what is stored; times are rounded to microseconds after `origin_s`.
+
+    An answer of another length than asked under `ignore_eos` is a failure ("length"): it did not
+    do the work it is compared by. Lengths that are only estimated are not judged.
+    """
+    reply = read_reply(raw)
+    token_s = tuple(round(arrival - origin_s, 6) for arrival in reply.token_s)
+    output_tokens, estimated = reply.output_tokens, False
+    if output_tokens is None and reply.text:
+        output_tokens, estimated = vocabulary.count(reply.text), True
+    prompt_tokens = reply.prompt_tokens
+    if prompt_tokens is None and not isinstance(prompt, str):
+        prompt_tokens = len(prompt)
+    status, error = reply.status, reply.error
+    if status == "ok" and suite.ignore_eos and not estimated and output_tokens is not None:
+        asked = suite.output_tokens
+        if output_tokens != asked:
+            status = "length"
+            error = f"{output_tokens} output tokens, not the {asked} that were asked for"
+    return RequestRecord(
+        index=index,
+        status=status,
+        error=error,
+        start_s=round(raw.start_s - origin_s, 6),
+        first_token_s=token_s[0] if token_s else None,
+        last_token_s=token_s[-1] if token_s else None,
+        end_s=round(raw.end_s - origin_s, 6),
+        prompt_tokens=prompt_tokens,
+        output_tokens=output_tokens,
+        tokens_estimated=estimated,
+        finish_reason=reply.finish_reason,
+        chunk_s=token_s,
+    )
+
+
+class _Sweep:
+    """What all cells of a run have in common."""
+
+    def __init__(
+        self,
+        suite: BenchSuite,
+        root: str,
+        model: str,
+        vocabulary: Vocabulary,
+        on_progress: Progress,
+    ) -> None:
+        self.origin = time.perf_counter()
+        self._suite = suite
+        self._root = root
+        self._url = root + _PATHS[suite.endpoint]
+        self._model = model
+        self._vocabulary = vocabulary
+        self._on_progress = on_progress
+
+    async def run(self, cells: Sequence[CellPrompts]) -> tuple[BenchCell, ...]:
+        """Measure one cell after the other."""
+        async with open_session() as session:
+            return tuple([await self._cell(session, cell) for cell in cells])
+
+    async def _cell(self, session: aiohttp.ClientSession, cell: CellPrompts) -> BenchCell:
+        dead = await server_metrics.why_dead(session, self._root)
+        if dead is not None:
+            lost = _Measured([not_sent(dead) for _ in cell.measured], Counters(), ClientLoad(0, 0))
+            return self._summarize(cell, lost)
+        await server_metrics.reset_prefix_cache(session, self._root)
+        breaker = Breaker(limit=max(_UNANSWERED_MIN, cell.concurrency))
+        send_all = partial(
+            closed_loop,
+            session,
+            self._url,
+            concurrency=cell.concurrency,
+            timeout_s=self._suite.timeout_s,
+            breaker=breaker,
+        )
+        warmup_tokens = min(_WARMUP_TOKENS_MAX, self._suite.output_tokens)
+        await send_all(self._bodies(cell.warmup, max_tokens=warmup_tokens))
+        bodies = self._bodies(cell.measured)
+        watch = ClientWatch()
+        before = await server_metrics.scrape(session, self._root)
+        async with watch.watching():
+            replies = await send_all(bodies, on_done=self._counter(cell))
+        after = await server_metrics.scrape(session, self._root)
+        return self._summarize(cell, _Measured(replies, after.since(before), watch.load))
+
+    def _bodies(self, prompts: Sequence[Prompt], *, max_tokens: int | None = None) -> list[bytes]:
+        return [request_body(self._suite, self._model, p, max_tokens=max_tokens) for p in prompts]
+
+    def _counter(self, cell: CellPrompts) -> Callable[[], None]:
+        done = 0
+
+        def count() -> None:
+            nonlocal done
+            done += 1
+            self._on_progress(f"concurrency {cell.concurrency}", done, len(cell.measured))
+
+        return count
+
+    def _summarize(self, cell: CellPrompts, measured: _Measured) -> BenchCell:
+        records = [
+            to_record(
+                raw,
+                index=index,
+                origin_s=self.origin,
+                suite=self._suite,
+                prompt=prompt,
+                vocabulary=self._vocabulary,
+            )
+            for index, (raw, prompt) in enumerate(zip(measured.replies, cell.measured, strict=True))
+        ]
+        return summarize(
+            cell.concurrency,
+            records,
+            server=measured.server,
+            client=measured.client,
+            shared_prefix_tokens=_TEMPLATE_TOKENS if self._suite.endpoint == "chat" else 0,
+        )
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """One cell before its replies are read."""
+
+    replies: list[RawReply]
+    server: Counters
+    client: ClientLoad
+
+
+def _check_length(suite: BenchSuite, max_model_len: int | None) -> None:
+    needed = suite.input_tokens + suite.output_tokens
+    if max_model_len is not None and needed > max_model_len:
+        raise InputError(
+            f"the benchmark asks for {suite.input_tokens} + {suite.output_tokens} = {needed} "
+            f"tokens a request, but the model is served with {max_model_len}",
+            where="bench.input_tokens, bench.output_tokens",
+            fix=(
+                f"lower bench.input_tokens or bench.output_tokens to {max_model_len} in sum, or "
+                f"raise serve.max_model_len to {needed} if the checkpoint allows it"
+            ),
+        )
+
+
+def _root(base_url: str) -> str:
+    """Return the server's root without a final slash or /v1."""
+    root = base_url.rstrip("/").removesuffix("/v1")
+    try:
+        url = URL(root)
+    except ValueError as error:
+        raise InputError(f"the server's URL is not valid: {error}", where=base_url) from None
+    if url.scheme not in ("http", "https") or not url.host:
+        raise InputError(
+            f"the server's URL is not an http address: {base_url!r}",
+            fix="give it as http://HOST:PORT",
+        )
+    return root
+
+
+def _require_one_success(cells: Sequence[BenchCell], *, where: str) -> None:
+    records = [record for cell in cells for record in cell.requests]
+    if any(record.status == "ok" for record in records):
+        return
+    first = records[0]
+    raise MeasurementError(
+        f"not one of {len(records)} benchmark requests succeeded; "
+        f"the first failed with {first.status!r}: {first.error}",
+        where=where,
+        fix="see what the server's log says about it; `curl URL/v1/models` shows the model's name",
+    )
+
+
+def _no_progress(_name: str, _done: int, _total: int) -> None:
+    """Take progress nobody asked for."""

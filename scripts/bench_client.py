@@ -1,0 +1,158 @@
+#!/usr/bin/env python3
+"""What the load generator costs: CPU time per streamed chunk, against a bare aiohttp loop.
+
+    python scripts/bench_client.py [--streams 64] [--requests 256] [--tokens 128] [--repeats 3]
+
+A fake server in a process of its own streams at a set pace. In turns, over the same number of
+requests and streams, this process runs (a) a bare aiohttp loop that stamps every read and throws
+it away and (b) the load generator, whose parsing and records, done after the streams have ended,
+are timed apart. Process time is CPU time, so the figures do not depend on the server's pace.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import aiohttp
+import uvloop
+
+from qkit.evaluate.bench import request_body, to_record
+from qkit.evaluate.load import Breaker, ClientWatch, closed_loop, open_session
+from qkit.evaluate.prompts import CellPrompts, Vocabulary, load_vocabulary, plan_prompts
+from qkit.recipe import BenchSuite
+
+ROOT = Path(__file__).resolve().parent.parent
+FAKE = ROOT / "tests" / "fakes" / "openai_server.py"
+MICRO = 1e6
+
+
+async def bare(url: str, bodies: list[bytes], streams: int) -> int:
+    """Stream all bodies with aiohttp alone; return the number of reads."""
+    reads = 0
+    waiting = iter(bodies)
+    headers = {"Content-Type": "application/json"}
+
+    async def slot(session: aiohttp.ClientSession) -> None:
+        nonlocal reads
+        for body in waiting:
+            async with session.post(url, data=body, headers=headers) as response:
+                async for _ in response.content.iter_any():
+                    time.perf_counter()
+                    reads += 1
+
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+        await asyncio.gather(*(slot(session) for _ in range(streams)))
+    return reads
+
+
+class Ours:
+    """The load generator on the same bodies; parsing is timed apart from receiving."""
+
+    def __init__(self, suite: BenchSuite, cell: CellPrompts, vocabulary: Vocabulary) -> None:
+        self.parse_s = 0.0
+        self._suite, self._cell, self._vocabulary = suite, cell, vocabulary
+
+    async def __call__(self, url: str, bodies: list[bytes], streams: int) -> int:
+        """Stream all bodies, then read the replies; return the number of reads."""
+        watch = ClientWatch()
+        async with open_session() as session, watch.watching():
+            replies = await closed_loop(
+                session,
+                url,
+                bodies,
+                concurrency=streams,
+                timeout_s=600,
+                breaker=Breaker(limit=streams),
+            )
+        before = time.process_time()
+        records = [
+            to_record(
+                raw,
+                index=index,
+                origin_s=0.0,
+                suite=self._suite,
+                prompt=prompt,
+                vocabulary=self._vocabulary,
+            )
+            for index, (raw, prompt) in enumerate(zip(replies, self._cell.measured, strict=True))
+        ]
+        self.parse_s = time.process_time() - before
+        if any(record.status != "ok" for record in records):
+            raise SystemExit(f"a request failed: {records[0].error}")
+        return sum(len(raw.reads) for raw in replies)
+
+
+def cpu_per_read(
+    client: Callable[[str, list[bytes], int], Awaitable[int]],
+    url: str,
+    bodies: list[bytes],
+    streams: int,
+) -> tuple[float, int]:
+    """Return CPU microseconds per read, everything included, and the number of reads."""
+
+    async def run() -> int:
+        return await client(url, bodies, streams)
+
+    before = time.process_time()
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        reads = runner.run(run())
+    return (time.process_time() - before) / reads * MICRO, reads
+
+
+def main() -> None:
+    """Measure both clients in turns and print the medians and their ratio."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--streams", type=int, default=64)
+    parser.add_argument("--requests", type=int, default=256)
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--gap-ms", type=float, default=20.0)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--tokenizer", type=Path, default=ROOT / "recipes" / "demo" / "model")
+    args = parser.parse_args()
+
+    suite = BenchSuite(
+        concurrency=(args.streams,),
+        min_requests=args.requests,
+        requests_per_slot=1,
+        input_tokens=64,
+        output_tokens=args.tokens,
+    )
+    vocabulary = load_vocabulary(args.tokenizer)
+    (cell,) = plan_prompts(suite, vocabulary)
+    bodies = [request_body(suite, "fake-model", prompt) for prompt in cell.measured]
+    ours = Ours(suite, cell, vocabulary)
+
+    command = [sys.executable, str(FAKE), "--token-gap-s", str(args.gap_ms / 1000)]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as server:
+        assert server.stdout is not None
+        url = server.stdout.readline().strip() + "/v1/completions"
+        bare_us, receive_us, parse_us, ratios = [], [], [], []
+        for _ in range(args.repeats):
+            theirs, _reads = cpu_per_read(bare, url, bodies, args.streams)
+            total, reads = cpu_per_read(ours, url, bodies, args.streams)
+            parse = ours.parse_s / reads * MICRO
+            bare_us.append(theirs)
+            receive_us.append(total - parse)
+            parse_us.append(parse)
+            ratios.append((total - parse) / theirs)
+        server.communicate()  # closes its standard input, at which it ends
+
+    print(f"{args.streams} streams, {len(bodies)} requests of {args.tokens} chunks, ", end="")
+    print(f"median of {args.repeats}, CPU microseconds per chunk:")
+    print(f"  bare aiohttp, stamps only          {statistics.median(bare_us):6.1f}")
+    print(f"  load generator, while streaming    {statistics.median(receive_us):6.1f}")
+    print(f"  load generator, parsing afterwards {statistics.median(parse_us):6.1f}")
+    print(f"  ratio while streaming / bare       {statistics.median(ratios):6.2f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,169 @@
+"""What a run does again, what it keeps, and how it survives faults; the servers are fakes."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from fakes.checkpoints import TinyQwen2
+from fakes.vllm_process import executable
+
+from qkit.assemble import load_matrix
+from qkit.errors import InputError, LockedError
+from qkit.locks import accelerator_lock_path, lock
+from qkit.recipe import BenchSuite, Calibration, Recipe, Serve, Variant
+from qkit.reporting import Silent
+from qkit.run import Job
+from qkit.store import RunStore
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """A folder with a checkpoint and environments whose interpreter is the fake one."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("QKIT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("QKIT_LOCK_DIR", str(tmp_path / "locks"))
+    program = str(executable(tmp_path))
+    monkeypatch.setenv("QKIT_SERVE_PYTHON", program)
+    monkeypatch.setenv("QKIT_QUANTIZE_PYTHON", program)
+    TinyQwen2(hidden=128).write(tmp_path / "model")
+    (tmp_path / "chats.jsonl").write_text(
+        "".join(json.dumps({"text": f"sentence {i} about nothing"}) + "\n" for i in range(50))
+    )
+    return tmp_path
+
+
+def recipe_of(place, **change):
+    values = {
+        "name": "r",
+        "model": str(place / "model"),
+        "accelerator": "cpu",
+        "calibration": Calibration(source=str(place / "chats.jsonl"), samples=4, seq_len=32),
+        "variants": (),
+        "accuracy": (),
+        "serve": Serve(startup_timeout_s=60),
+        "bench": BenchSuite(
+            concurrency=(1, 2), min_requests=3, requests_per_slot=1, input_tokens=16,
+            output_tokens=4, repeat_baseline=False,
+        ),
+    }  # fmt: skip
+    return Recipe(**{**values, **change})
+
+
+class Lines(Silent):
+    """A reporter that keeps what it was told."""
+
+    def __init__(self):
+        self.lines = []
+
+    def finished(self, label, step, note):
+        self.lines.append(("done", label, step))
+
+    def skipped(self, label, step):
+        self.lines.append(("kept", label, step))
+
+    def failed(self, label, step, reason):
+        self.lines.append(("failed", label, step))
+
+
+def run(place, recipe, **options):
+    reporter = Lines()
+    outcome = Job(recipe, RunStore(place / "artifacts" / "r"), reporter, **options).run()
+    return outcome, reporter.lines
+
+
+def test_a_rerun_with_nothing_changed_does_no_work(place):
+    recipe = recipe_of(place)
+    _, first = run(place, recipe)
+    assert first == [("done", "bf16", "serve"), ("done", "bf16", "bench")]
+    outcome, second = run(place, recipe)
+    assert second == [("kept", "bf16", "bench")]
+    assert (outcome.done, outcome.skipped, outcome.failures) == (0, 1, [])
+
+
+def test_what_changed_is_done_again_and_nothing_else(place):
+    run(place, recipe_of(place))
+    wider = recipe_of(place, bench=recipe_of(place).bench.model_copy(update={"seed": 1}))
+    _, lines = run(place, wider)
+    assert ("done", "bf16", "bench") in lines
+    (place / "model" / "config.json").write_text(
+        (place / "model" / "config.json").read_text().replace('"rope_theta"', '"rope_theta" ')
+    )
+    _, lines = run(place, wider)
+    assert ("done", "bf16", "bench") in lines
+
+
+def test_force_does_everything_again(place):
+    run(place, recipe_of(place))
+    _, lines = run(place, recipe_of(place), force=True)
+    assert lines == [("done", "bf16", "serve"), ("done", "bf16", "bench")]
+
+
+def test_a_variant_that_cannot_be_made_is_a_row_and_the_others_go_on(place):
+    recipe = recipe_of(place, variants=(Variant(method="awq"),))
+    outcome, lines = run(place, recipe)
+    assert lines == [
+        ("failed", "awq", "quantize"),
+        ("done", "bf16", "serve"),
+        ("done", "bf16", "bench"),
+    ]
+    assert [failure.step for failure in outcome.failures] == ["quantize"]
+    matrix = load_matrix(RunStore(place / "artifacts" / "r"))
+    assert [(row.variant, row.status) for row in matrix.rows] == [("bf16", "ok"), ("awq", "failed")]
+    assert "the worker exited with code 1" in matrix.rows[1].reason
+    assert matrix.rows[1].weight_bytes is None
+    assert not (place / "artifacts/r/variants/awq/model").exists()
+
+
+def test_a_server_that_does_not_start_is_a_row_with_its_own_reason(place, monkeypatch):
+    monkeypatch.setenv("QKIT_FAKE_VLLM", "die")
+    outcome, lines = run(place, recipe_of(place))
+    assert lines == [("failed", "bf16", "serve")]
+    assert "CUDA out of memory" in outcome.failures[0].reason
+    matrix = load_matrix(RunStore(place / "artifacts" / "r"))
+    assert matrix.rows[0].status == "failed"
+    assert "CUDA out of memory" in matrix.rows[0].reason
+
+
+def test_a_run_goes_on_where_a_server_died(place, monkeypatch):
+    both = recipe_of(place)
+    monkeypatch.setenv("QKIT_FAKE_VLLM", "die_after:9")  # 4 smoke prompts, warm-up, 3, then 1 of 2
+    outcome, lines = run(place, both)
+    assert lines == [("done", "bf16", "serve"), ("failed", "bf16", "bench")]
+    assert "CUDA out of memory" in outcome.failures[0].reason
+    row = load_matrix(RunStore(place / "artifacts" / "r")).rows[0]
+    assert row.status == "failed"
+    assert row.bench[0].output_tok_per_s is not None, "the level before the death is kept"
+    assert row.bench[1].output_tok_per_s is None
+    monkeypatch.setenv("QKIT_FAKE_VLLM", "ok")
+    outcome, lines = run(place, both)
+    assert lines == [("done", "bf16", "serve"), ("done", "bf16", "bench")]
+    assert outcome.failures == []
+    matrix = load_matrix(RunStore(place / "artifacts" / "r"))
+    assert matrix.rows[0].status == "ok"
+
+
+def test_two_runs_never_share_the_accelerator(place):
+    with lock(accelerator_lock_path(), "the accelerator"), pytest.raises(LockedError):
+        run(place, recipe_of(place))
+    _, lines = run(place, recipe_of(place))
+    assert ("done", "bf16", "bench") in lines
+
+
+def test_what_is_wrong_is_found_before_anything_is_written(place):
+    (place / "model" / "model.safetensors").unlink()
+    with pytest.raises(InputError, match="safetensors"):
+        run(place, recipe_of(place, variants=(Variant(method="fp8"),)))
+    assert not (place / "artifacts").exists()
+
+
+def test_a_changed_stored_file_is_named(place):
+    run(place, recipe_of(place))
+    path = place / "artifacts/r/measurements/bf16/bench.json"
+    value = json.loads(path.read_text())
+    value["surprise"] = 1
+    path.write_text(json.dumps(value))
+    with pytest.raises(InputError, match="does not have the shape") as caught:
+        load_matrix(RunStore(place / "artifacts" / "r"))
+    assert str(path) in str(caught.value)
+    assert "surprise" in str(caught.value)
