@@ -1,0 +1,157 @@
+"""Marks of a row and notes of a table: what a reader must know beside the figures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from qkit.evaluate.comparable import differences
+from qkit.evaluate.drift import Drift, measure_drift
+from qkit.evaluate.pairing import BENCH_AGAIN_SUITE, Pairing, VariantInput, is_fraction
+from qkit.measurements import Measurement
+from qkit.recipe import BENCH_SUITE
+
+#: Steps before any suite: where one failed, no suite was due.
+_EARLY_STEPS = ("quantize", "serve")
+
+
+def row_marks(
+    variant: VariantInput, baseline: VariantInput | None, pairings: Mapping[str, Pairing]
+) -> tuple[str, ...]:
+    """Collect a row's marks: comparisons refused, suites missing, and what was seen measuring.
+
+    Args:
+        variant: The row.
+        baseline: The row it is compared with.
+        pairings: The row's suites, paired with the baseline's.
+    """
+    suites = variant.suites
+    marks = [
+        *_comparison_marks(pairings),
+        *_missing_marks(variant, baseline),
+        *_identity_marks(suites),
+        *(mark for m in suites.values() for mark in m.server.marks),
+        *(mark for pairing in pairings.values() for mark in _accuracy_marks(pairing)),
+        *(mark for pairing in pairings.values() for mark in _bench_marks(pairing)),
+        *_repeat_marks(variant),
+    ]
+    return tuple(dict.fromkeys(one_line(mark) for mark in marks))
+
+
+def _missing_marks(variant: VariantInput, baseline: VariantInput | None) -> list[str]:
+    """Name the baseline's suites that were neither measured nor failed on a variant."""
+    if (
+        baseline is None
+        or not variant.suites
+        or any(f.step in _EARLY_STEPS for f in variant.failures)
+    ):
+        return []
+    done = variant.suites.keys() | {failure.step for failure in variant.failures}
+    due = [suite for suite in baseline.suites if suite != BENCH_AGAIN_SUITE]
+    return [f"not measured: {suite}" for suite in due if suite not in done]
+
+
+def _accuracy_marks(pairing: Pairing) -> list[str]:
+    result = pairing.measurement.accuracy
+    if result is None:
+        return []
+    marks = [f"{result.suite}: {mark}" for mark in result.marks]
+    if not is_fraction(result):
+        metric = result.headline.metric
+        marks.append(f"{result.suite}: no difference in points, {metric} is not a fraction")
+    elif pairing.samples and abs(pairing.samples.variant - result.headline.value) > 1e-6:
+        marks.append(f"{result.suite}: the difference weighs questions alike, the score does not")
+    return marks
+
+
+def _comparison_marks(pairings: Mapping[str, Pairing]) -> list[str]:
+    """Say which suites were not compared, or were all the same, and which field differs.
+
+    One mark for the row where all suites differ alike, else one for each suite.
+    """
+    by_reason: dict[tuple[str, bool], list[str]] = {}
+    for suite, pairing in pairings.items():
+        if pairing.differences:
+            refused = pairing.baseline is None
+            by_reason.setdefault(("; ".join(pairing.differences), refused), []).append(suite)
+    marks = []
+    for (reason, refused), suites in by_reason.items():
+        what = "not compared" if refused else "compared although not comparable"
+        which = "" if len(suites) == len(pairings) else f" ({', '.join(suites)})"
+        marks.append(f"{what}{which}: {reason}")
+    return marks
+
+
+def _identity_marks(suites: Mapping[str, Measurement]) -> list[str]:
+    """Say so where a row's suites were measured on different builds of the checkpoint."""
+    builds: dict[str, list[str]] = {}
+    for suite, measurement in suites.items():
+        builds.setdefault(measurement.variant_hash, []).append(suite)
+    if len(builds) < 2:
+        return []
+    parts = (f"{', '.join(names)} on {digest[:12]}" for digest, names in builds.items())
+    return [f"suites were measured on different checkpoints: {'; '.join(parts)}"]
+
+
+def _bench_marks(pairing: Pairing) -> list[str]:
+    """Collect the cells' marks, each with the concurrency levels it is about."""
+    levels: dict[str, list[str]] = {}
+    for cell in pairing.measurement.bench.cells if pairing.measurement.bench else ():
+        for mark in cell.marks:
+            levels.setdefault(mark, []).append(str(cell.concurrency))
+    return [f"concurrency {', '.join(where)}: {mark}" for mark, where in levels.items()]
+
+
+def _repeat_marks(variant: VariantInput) -> list[str]:
+    return [
+        f"its second benchmark failed: {one_line(failure.reason)}"
+        for failure in variant.failures
+        if failure.step == BENCH_AGAIN_SUITE
+    ]
+
+
+def baseline_drift(baseline: VariantInput | None) -> tuple[Drift, ...]:
+    """Return how the baseline's two benchmarks differ; empty where there are not two to compare."""
+    suites = baseline.suites if baseline else {}
+    first, last = suites.get(BENCH_SUITE), suites.get(BENCH_AGAIN_SUITE)
+    if first is None or last is None or differences(first, last):
+        return ()
+    return measure_drift(first.bench, last.bench) if first.bench and last.bench else ()
+
+
+def table_notes(
+    name: str, baseline: VariantInput | None, drift: Sequence[Drift]
+) -> tuple[str, ...]:
+    """Say what a reader of the whole table has to know."""
+    if baseline is None:
+        return (f"There is no {name} row, so nothing is compared.",)
+    suites = baseline.suites
+    if not suites:
+        return (f"{name} has no measurements, so nothing is compared.",)
+    if BENCH_SUITE not in suites:
+        return ()
+    if BENCH_AGAIN_SUITE not in suites:
+        return (f"{name} was benchmarked once, so drift of the machine during the run is unknown.",)
+    found = differences(suites[BENCH_SUITE], suites[BENCH_AGAIN_SUITE])
+    if found:
+        return (f"The two benchmarks of {name} cannot be compared: {'; '.join(found)}.",)
+    return tuple(_drift_note(name, change) for change in drift if change.moved)
+
+
+def _drift_note(name: str, drift: Drift) -> str:
+    parts = [
+        f"{what} {change:+.1f} % (noise up to {noise:.1f} %)"
+        for what, change, noise in (
+            ("median TPOT", drift.tpot_percent, drift.tpot_noise_percent),
+            ("throughput", drift.output_tok_per_s_percent, drift.output_tok_per_s_noise_percent),
+        )
+        if change is not None
+    ]
+    return (
+        f"The machine drifted: between the first and the last benchmark of {name} at concurrency "
+        f"{drift.concurrency}, {' and '.join(parts)}. Ratios of that size mean nothing here."
+    )
+
+
+def one_line(text: str) -> str:
+    """Collapse all white space, so that a text fits into a cell."""
+    return " ".join(text.split())

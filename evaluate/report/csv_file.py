@@ -1,0 +1,108 @@
+"""The matrix as CSV: one line for each variant and concurrency level, units in the names.
+
+What belongs to the variant alone (weights, accuracy) is repeated on each of its lines, so that
+every line can be used by itself. A variant without a benchmark has one line with these and empty
+benchmark columns. An unknown figure is an empty field.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping
+
+from qkit.evaluate.matrix_values import Accuracy, BenchRow, Matrix, Row
+from qkit.evaluate.report.sheets import tasks
+
+Value = str | int | float | bool | None
+
+_ROW_COLUMNS = (
+    "variant",
+    "method",
+    "scheme",
+    "backend",
+    "status",
+    "reason",
+    "kernel",
+    "weight_bytes",
+    "weight_source",
+    "weight_ratio",
+    "quantized_bytes",
+    "unquantized_bytes",
+    "kv_cache_tokens",
+    "max_concurrency",
+    "max_model_len",
+)
+_BENCH_COLUMNS = tuple(name for name in BenchRow.model_fields if name not in ("ratio", "marks"))
+#: After `_BENCH_COLUMNS`: ratios to the baseline at this level, and what was seen measuring it.
+_LEVEL_COLUMNS = ("ratio_ttft", "ratio_tpot", "ratio_output_tok_per_s", "level_marks")
+_ACCURACY_COLUMNS = (
+    "metric",
+    "value",
+    "stderr",
+    "n",
+    "delta_points",
+    "delta_points_low",
+    "delta_points_high",
+    "recovery_percent",
+    "flips_to_wrong",
+    "flips_to_right",
+    "mcnemar_p",
+    "verdict",
+)
+
+
+def render(matrix: Matrix) -> str:
+    """Return the matrix as CSV (RFC 4180, but lines end with a bare line feed)."""
+    shown = tasks(matrix)
+    columns = [
+        "run",
+        *_ROW_COLUMNS,
+        *_BENCH_COLUMNS,
+        *_LEVEL_COLUMNS,
+        *(f"{task}_{name}" for task in shown for name in _ACCURACY_COLUMNS),
+        "marks",
+    ]
+    out = io.StringIO()
+    writer = csv.DictWriter(out, columns, restval="", lineterminator="\n")
+    writer.writeheader()
+    for row in matrix.rows:
+        for cell in row.bench or (None,):
+            writer.writerow({"run": matrix.run, **_row(row), **_bench(cell)})
+    return out.getvalue()
+
+
+def _row(row: Row) -> Mapping[str, Value]:
+    values: dict[str, Value] = {name: getattr(row, name) for name in _ROW_COLUMNS}
+    for task, accuracy in row.accuracy.items():
+        values |= {f"{task}_{name}": value for name, value in _accuracy(accuracy).items()}
+    return values | {"marks": "; ".join(row.marks)}
+
+
+def _accuracy(accuracy: Accuracy) -> Mapping[str, Value]:
+    low, high = accuracy.delta_interval or (None, None)
+    flips = accuracy.flips
+    values: tuple[Value, ...] = (
+        accuracy.metric,
+        accuracy.value,
+        accuracy.stderr,
+        accuracy.n,
+        accuracy.delta_points,
+        low,
+        high,
+        accuracy.recovery_percent,
+        flips.to_wrong if flips else None,
+        flips.to_right if flips else None,
+        accuracy.mcnemar_p,
+        accuracy.verdict,
+    )
+    return dict(zip(_ACCURACY_COLUMNS, values, strict=True))
+
+
+def _bench(cell: BenchRow | None) -> Mapping[str, Value]:
+    if cell is None:
+        return {}
+    ratio = cell.ratio
+    level = (ratio.ttft, ratio.tpot, ratio.output_tok_per_s, "; ".join(cell.marks))
+    values: dict[str, Value] = {name: getattr(cell, name) for name in _BENCH_COLUMNS}
+    return values | dict(zip(_LEVEL_COLUMNS, level, strict=True))

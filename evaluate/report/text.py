@@ -1,0 +1,86 @@
+"""Figures as text: units, digits and signs, the same in every report."""
+
+from __future__ import annotations
+
+import re
+
+#: What stands for a figure that is not known.
+MISSING = "-"
+
+
+def decimal(value: float | None, digits: int) -> str:
+    """Return a number with a fixed count of decimals and thousands separated by commas."""
+    return MISSING if value is None else f"{value:,.{digits}f}"
+
+
+def integer(value: float | None) -> str:
+    """Return a whole number with thousands separated by commas."""
+    return decimal(value, 0)
+
+
+def figure(value: float | None) -> str:
+    """Return a measured figure with three significant digits or all before the point.
+
+    `9.87`, `45.0`, `388.5`, `1,234`: one decimal more than three digits between 100 and 1,000,
+    where throughputs lie that are compared within a few percent.
+    """
+    if value is None:
+        return MISSING
+    if abs(value) < 10:
+        return f"{value:.2f}"
+    return f"{value:,.1f}" if abs(value) < 1000 else f"{value:,.0f}"
+
+
+def ratio(value: float | None, *, missing: str = MISSING) -> str:
+    """Return a ratio to the baseline, `0.82x`."""
+    return missing if value is None else f"{value:.2f}x"
+
+
+def size(value: int | None) -> str:
+    """Return bytes in the binary unit that fits, `4.53 GiB`."""
+    if value is None:
+        return MISSING
+    amount = float(value)
+    for unit in ("B", "KiB", "MiB"):
+        if amount < 1024:
+            return f"{amount:.0f} {unit}" if unit == "B" else f"{figure(amount)} {unit}"
+        amount /= 1024
+    return f"{figure(amount)} GiB"
+
+
+def percentile(value: float | None, largest: float | None) -> str:
+    """Return a percentile, or the maximum, marked as such, where requests are too few for one."""
+    if value is not None:
+        return figure(value)
+    return MISSING if largest is None else f"{figure(largest)} max"
+
+
+def difference(points: float | None, interval: tuple[float, float] | None) -> str:
+    """Return a signed difference in points and its interval, `-0.7 [-2.1, +0.7]`."""
+    if points is None:
+        return MISSING
+    shown = _signed(points)
+    return (
+        shown if interval is None else f"{shown} [{_signed(interval[0])}, {_signed(interval[1])}]"
+    )
+
+
+def probability(value: float | None) -> str:
+    """Return a p-value, never rounded to 0."""
+    if value is None:
+        return MISSING
+    return "< 0.001" if value < 0.001 else f"{value:.3f}"
+
+
+def humps(name: str) -> list[str]:
+    """Split a CamelCase name where a line may break; joined, the parts are the name again.
+
+    `CutlassFP8ScaledMMLinearKernel` is `Cutlass`, `FP8`, `Scaled`, `MM`, `Linear`, `Kernel`.
+    """
+    return re.findall(r"\s*(?:[A-Z0-9]+(?![a-z])|[A-Z]?[^A-Z\s]+)|\s+", name)
+
+
+def _signed(value: float) -> str:
+    """Return one decimal with a sign; what rounds to zero has none."""
+    shown = f"{value:+.1f}"
+    return "0.0" if float(shown) == 0 else shown
