@@ -137,7 +137,7 @@ class ClientWatch:
     """Measures how late the event loop wakes a sleeper, and the process's CPU time."""
 
     def __init__(self) -> None:
-        self._lag_s = 0.0
+        self._lags_s: list[float] = []
         self._cpu_s = 0.0
         self._wall_s = 0.0
 
@@ -145,7 +145,12 @@ class ClientWatch:
     def load(self) -> ClientLoad:
         """What was seen between entering and leaving `watching`."""
         share = self._cpu_s / self._wall_s if self._wall_s > 0 else 0.0
-        return ClientLoad(lag_ms_max=self._lag_s * 1000, cpu_share=share)
+        lags = sorted(self._lags_s) or [0.0]
+        return ClientLoad(
+            lag_ms_max=lags[-1] * 1000,
+            lag_ms_p99=lags[int(0.99 * (len(lags) - 1))] * 1000,
+            cpu_share=share,
+        )
 
     @asynccontextmanager
     async def watching(self) -> AsyncIterator[None]:
@@ -168,4 +173,4 @@ class ClientWatch:
         while True:
             before = time.perf_counter()
             await asyncio.sleep(_WATCH_PERIOD_S)
-            self._lag_s = max(self._lag_s, time.perf_counter() - before - _WATCH_PERIOD_S)
+            self._lags_s.append(time.perf_counter() - before - _WATCH_PERIOD_S)

@@ -219,6 +219,7 @@ class BenchCell(Stored):
     """One concurrency level: figures and the requests they were computed from."""
 
     concurrency: int
+    #: Measured requests, failed ones included.
     n: int
     failed: int
     duration_s: float
@@ -239,6 +240,7 @@ class BenchCell(Stored):
     preemptions: float | None
     #: Largest delay of the client's own event loop.
     client_lag_ms_max: float
+    client_lag_ms_p99: float
     client_cpu_share: float
     marks: tuple[str, ...] = ()
     requests: tuple[RequestRecord, ...]

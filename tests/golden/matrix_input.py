@@ -115,6 +115,7 @@ def bench_cell(
         prefix_hit_tokens=0.0,
         preemptions=0.0,
         client_lag_ms_max=1.4,
+        client_lag_ms_p99=0.6,
         client_cpu_share=0.11,
         marks=marks,
         requests=tuple(requests),

@@ -392,7 +392,9 @@ def test_every_figure_can_be_computed_again_from_the_stored_records(tokenizer: P
             cell.concurrency,
             cell.requests,
             server=Counters(cell.prefix_hit_tokens, cell.preemptions),
-            client=ClientLoad(cell.client_lag_ms_max, cell.client_cpu_share),
+            client=ClientLoad(
+                cell.client_lag_ms_max, cell.client_lag_ms_p99, cell.client_cpu_share
+            ),
         )
         assert again == cell
         assert cell.ttft_ms.p99 is not None or cell.failed

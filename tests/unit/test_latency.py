@@ -10,7 +10,7 @@ from qkit.evaluate.latency import ClientLoad, distribution, steady_tok_per_s, su
 from qkit.evaluate.server_metrics import Counters
 from qkit.measurements import BenchCell, RequestRecord
 
-IDLE = ClientLoad(lag_ms_max=1.0, cpu_share=0.05)
+IDLE = ClientLoad(lag_ms_max=1.0, lag_ms_p99=0.5, cpu_share=0.05)
 CLEAN = Counters(prefix_hit_tokens=0, preemptions=0)
 
 
@@ -187,8 +187,8 @@ def test_a_clean_cell_has_no_marks() -> None:
     [
         ({"server": Counters(prefix_hit_tokens=128, preemptions=0)}, "prefix cache served 128"),
         ({"server": Counters(prefix_hit_tokens=0, preemptions=2)}, "preempted 2 requests"),
-        ({"client": ClientLoad(lag_ms_max=1.0, cpu_share=0.93)}, "93% of a core"),
-        ({"client": ClientLoad(lag_ms_max=80.0, cpu_share=0.1)}, "up to 80 ms"),
+        ({"client": ClientLoad(lag_ms_max=1.0, lag_ms_p99=0.5, cpu_share=0.93)}, "93% of a core"),
+        ({"client": ClientLoad(lag_ms_max=80.0, lag_ms_p99=60.0, cpu_share=0.1)}, "starved"),
     ],
 )
 def test_marks_of_server_and_client(change: dict[str, object], words: str) -> None:
@@ -198,7 +198,7 @@ def test_marks_of_server_and_client(change: dict[str, object], words: str) -> No
 
 def test_a_stall_that_is_small_beside_the_latency_is_no_mark() -> None:
     # The median time to first token is 500 ms; a tenth of it is the limit.
-    assert cell(*many(3), client=ClientLoad(lag_ms_max=49.0, cpu_share=0.1)).marks == ()
+    assert cell(*many(3), client=ClientLoad(900.0, 49.0, cpu_share=0.1)).marks == ()
 
 
 def test_unknown_counters_are_no_mark_and_stay_unknown() -> None:
