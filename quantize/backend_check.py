@@ -1,0 +1,184 @@
+"""Load a saved variant again and compare its next-token distributions with the source's.
+
+Runs inside a backend's environment (torch and transformers), whatever the backend was.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from qkit.errors import MeasurementError
+
+#: A few hundred tokens of plain text, the same for every variant, so that figures compare.
+CHECK_TEXT = """\
+A kettle holds about a litre and a half of water. To boil it from room temperature takes roughly
+half a million joules, most of which go into the water and some into the metal and the air around
+it. A stove of two kilowatts therefore needs a little more than four minutes.
+
+Question: Which of these is a prime number?
+A. 21
+B. 27
+C. 29
+D. 33
+Answer: C
+
+The river rises in the hills to the north, passes three villages and a mill, and reaches the sea
+after ninety kilometres. In spring it carries ten times as much water as in late summer, and the
+old bridge was built with five arches for that reason. Farmers along its banks grow apples, barley
+and beans; the market is held on the first Saturday of every month.
+
+def area(width, height):
+    \"\"\"Return the area of a rectangle.\"\"\"
+    return width * height
+"""
+MAX_TOKENS = 256
+
+
+@dataclass(frozen=True)
+class LogitsReport:
+    """How a variant's next-token distributions compare with the source's.
+
+    Attributes:
+        tokens: Positions compared.
+        mean_kl: Mean Kullback-Leibler divergence of the variant from the source, in nats.
+        context_free_kl: The same for a model that ignores the context and always answers with
+            the source's average distribution over these positions.
+        top1_agreement: Share of positions with the same most likely token.
+        source_distinct: Different most likely tokens of the source over all positions.
+        variant_distinct: The same of the variant.
+        finite: Whether every logit of the variant is finite.
+    """
+
+    tokens: int
+    mean_kl: float
+    context_free_kl: float
+    top1_agreement: float
+    source_distinct: int
+    variant_distinct: int
+    finite: bool
+
+    def problem(self) -> str | None:
+        """Return what is wrong with the variant, None if nothing is.
+
+        The limit on the divergence is that of a model that ignores its context: a variant beyond
+        it has lost all the source knew. Normal losses, 4-bit ones too, are far below.
+        """
+        if not self.finite:
+            return "its logits are not finite"
+        if self.variant_distinct == 1 and self.source_distinct > 1:
+            return f"it predicts one and the same token at all {self.tokens} positions"
+        if not self.mean_kl < self.context_free_kl:
+            return (
+                f"its predictions have nothing in common with the source's (mean KL"
+                f" {self.mean_kl:.3g} nats; ignoring the context gives {self.context_free_kl:.3g})"
+            )
+        return None
+
+    def summary(self) -> str:
+        """Return the figures in one line."""
+        return (
+            f"logits against the source on {self.tokens} tokens: mean KL {self.mean_kl:.3g} nats"
+            f" (a context-free guess: {self.context_free_kl:.3g}), top-1 agreement"
+            f" {100 * self.top1_agreement:.1f} %"
+        )
+
+
+@dataclass(frozen=True)
+class Reference:
+    """The source's answer to `CHECK_TEXT`: token ids and logits of shape (tokens, vocabulary)."""
+
+    ids: list[int]
+    logits: Any
+
+
+def source_reference(source: Path, *, device: str, trust_remote_code: bool) -> Reference:
+    """Compute what variants are compared with, before the work of making one begins.
+
+    Raises:
+        MeasurementError: The source itself is broken.
+    """
+    import torch
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
+    ids = tokenizer(CHECK_TEXT)["input_ids"][:MAX_TOKENS]
+    logits = next_token_logits(source, ids, device, trust_remote_code)
+    if not torch.isfinite(logits).all():
+        raise MeasurementError(
+            "the source checkpoint is broken: its logits are not finite",
+            where=source,
+            fix="download or copy the checkpoint again",
+        )
+    return Reference(ids, logits)
+
+
+def check_saved(
+    reference: Reference, saved: Path, *, device: str, trust_remote_code: bool
+) -> LogitsReport:
+    """Load a saved variant and compare it with its source.
+
+    Raises:
+        MeasurementError: It does not load, or `LogitsReport.problem` finds something.
+    """
+    try:
+        logits = next_token_logits(saved, reference.ids, device, trust_remote_code)
+    except Exception as error:
+        raise MeasurementError(
+            f"the saved checkpoint does not load again: {type(error).__name__}: {error}",
+            where=saved,
+        ) from error
+    report = compare_logits(reference.logits, logits)
+    if problem := report.problem():
+        raise MeasurementError(
+            f"the variant is broken: {problem}",
+            where=saved,
+            detail=report.summary() if report.finite else None,
+            fix="use more calibration samples, a larger dampening_frac or another method",
+        )
+    return report
+
+
+def next_token_logits(path: Path, ids: list[int], device: str, trust_remote_code: bool) -> Any:
+    """Return float32 logits of shape (tokens, vocabulary) on the CPU."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(
+        path,
+        dtype="auto",
+        # "auto" spreads a model that is larger than one GPU.
+        device_map="auto" if device == "cuda" else None,
+        trust_remote_code=trust_remote_code,
+    ).eval()
+    with torch.inference_mode():
+        logits = model(torch.tensor([ids], device=model.device), use_cache=False).logits[0]
+        logits = logits.float().cpu()
+    del model
+    gc.collect()
+    if device == "cuda":
+        torch.cuda.empty_cache()
+    return logits
+
+
+def compare_logits(reference: Any, logits: Any) -> LogitsReport:
+    """Compare two float tensors of logits, both of shape (tokens, vocabulary)."""
+    import torch
+
+    finite = bool(torch.isfinite(logits).all())
+    p = torch.log_softmax(reference, dim=-1)
+    q = torch.log_softmax(logits, dim=-1)
+    average = torch.logsumexp(p, dim=0) - math.log(len(p))
+    top_p, top_q = reference.argmax(dim=-1), logits.argmax(dim=-1)
+    return LogitsReport(
+        tokens=len(p),
+        mean_kl=float((p.exp() * (p - q)).sum(dim=-1).mean()) if finite else math.nan,
+        context_free_kl=float((p.exp() * (p - average)).sum(dim=-1).mean()),
+        top1_agreement=float((top_p == top_q).double().mean()),
+        source_distinct=len(top_p.unique()),
+        variant_distinct=len(top_q.unique()),
+        finite=finite,
+    )

@@ -1,0 +1,195 @@
+"""Prove that a saved variant is what was asked for, from its files alone.
+
+config.json must say the scheme asked for, every layer that should be quantized must be stored so
+and no other, scales must be finite, the weights must be smaller than the source's, and the
+source's tokenizer files must be there unchanged. Nothing is loaded into a model, and no torch is
+needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from qkit.errors import MeasurementError
+from qkit.quantize.checkpoint import (
+    CONFIG_FILE,
+    HEAD,
+    Checkpoint,
+    inspect_checkpoint,
+    quantized_layers,
+    split_bytes,
+)
+from qkit.quantize.methods import scheme_of
+from qkit.quantize.safetensors_header import TensorInfo, read_bytes
+from qkit.quantize.schemes import Scheme, is_ignored, layer_bytes, tensor_suffixes
+from qkit.quantize.source_files import differing_files
+from qkit.recipe import Variant
+
+#: compressed-tensors writes "weight" for what it also calls "static".
+_ACTORDER_ALIASES = {"weight": "static"}
+_FIX = (
+    "the backend did not write what was asked for: run the step again, and look at the worker log"
+)
+_SHOWN = 3
+
+
+@dataclass(frozen=True)
+class VariantSizes:
+    """Bytes of a variant's weights.
+
+    Attributes:
+        quantized_bytes: Quantized layers: weights, scales, zero points.
+        unquantized_bytes: Embeddings, head, norms and biases.
+        weight_bytes: Both.
+        predicted_bytes: What the scheme's arithmetic gives for the quantized layers.
+    """
+
+    quantized_bytes: int
+    unquantized_bytes: int
+    weight_bytes: int
+    predicted_bytes: int
+
+
+def verify_variant(path: Path, source: Checkpoint, variant: Variant) -> VariantSizes:
+    """Check a saved variant against its source and the recipe.
+
+    Raises:
+        MeasurementError: Names the layer, file or setting that is not as it should be.
+        InputError: The folder is not a readable checkpoint.
+    """
+    saved = inspect_checkpoint(path)
+    scheme = scheme_of(variant)
+    expected = {
+        linear.name: layer_bytes(scheme, linear.out_features, linear.in_features)
+        for linear in source.linears
+        if not is_ignored(linear.name, variant.ignore)
+    }
+    _check_config(saved, scheme, variant)
+    _check_layers(saved, scheme, frozenset(expected))
+    _check_scales(saved)
+    _check_rest(saved, source, frozenset(expected))
+    if changed := differing_files(source.path, path):
+        raise _wrong(f"{changed[0]} is not the source's", path)
+    quantized, rest = split_bytes(saved)
+    if saved.weight_bytes >= source.weight_bytes:
+        raise _wrong(
+            f"the weights take {saved.weight_bytes} bytes, no fewer than the source's"
+            f" {source.weight_bytes}",
+            path,
+        )
+    return VariantSizes(quantized, rest, saved.weight_bytes, sum(expected.values()))
+
+
+def _wrong(what: str, where: Path, detail: str | None = None) -> MeasurementError:
+    return MeasurementError(
+        f"the variant is not what was asked for: {what}", where=where, detail=detail, fix=_FIX
+    )
+
+
+def _check_config(saved: Checkpoint, scheme: Scheme, variant: Variant) -> None:
+    where = saved.path / CONFIG_FILE
+    settings = saved.config.get("quantization_config")
+    if not isinstance(settings, dict):
+        raise _wrong("config.json has no quantization_config", where)
+    groups = settings.get("config_groups")
+    if not isinstance(groups, dict) or len(groups) != 1:
+        raise _wrong("quantization_config does not have one group of layers", where)
+    group = next(iter(groups.values()))
+    weights, inputs = group.get("weights") or {}, group.get("input_activations")
+    wanted: dict[str, Any] = {
+        "quant_method": "compressed-tensors",
+        "format": scheme.format,
+        "targets": ["Linear"],
+        "weights.num_bits": scheme.weights.num_bits,
+        "weights.type": scheme.weights.type,
+        "weights.strategy": scheme.weights.strategy,
+        "weights.group_size": scheme.weights.group_size,
+        "weights.symmetric": scheme.weights.symmetric,
+        "weights.actorder": scheme.weights.actorder,
+    }
+    found: dict[str, Any] = {
+        "quant_method": settings.get("quant_method"),
+        "format": settings.get("format"),
+        "targets": group.get("targets"),
+        **{
+            f"weights.{key.split('.')[1]}": weights.get(key.split(".")[1])
+            for key in wanted
+            if "." in key
+        },
+    }
+    found["weights.actorder"] = _ACTORDER_ALIASES.get(
+        str(found["weights.actorder"]), found["weights.actorder"]
+    )
+    if scheme.activations is None:
+        wanted["input_activations"], found["input_activations"] = None, inputs
+    else:
+        for key in ("num_bits", "type", "strategy", "symmetric", "dynamic"):
+            wanted[f"inputs.{key}"] = getattr(scheme.activations, key)
+            found[f"inputs.{key}"] = (inputs or {}).get(key)
+    for key, value in wanted.items():
+        if found[key] != value:
+            raise _wrong(f"config.json says {key} {found[key]!r}, asked was {value!r}", where)
+    ignored = tuple(settings.get("ignore") or ())
+    for name in saved.linear_names:
+        if is_ignored(name, variant.ignore) and not is_ignored(name, ignored):
+            raise _wrong(f"config.json does not list {name} among the ignored layers", where)
+
+
+def _check_layers(saved: Checkpoint, scheme: Scheme, expected: frozenset[str]) -> None:
+    found = frozenset(quantized_layers(saved))
+    if missing := sorted(expected - found):
+        raise _wrong(f"{_some(missing)} not quantized in the saved weights", saved.path)
+    if extra := sorted(found - expected):
+        raise _wrong(f"{_some(extra)} quantized, though to be left alone", saved.path)
+    for layer in sorted(expected):
+        for suffix in sorted(tensor_suffixes(scheme)):
+            if f"{layer}.{suffix}" not in saved.tensors:
+                raise _wrong(f"{layer} has no {suffix}", saved.path)
+
+
+def _check_scales(saved: Checkpoint) -> None:
+    for name, tensor in sorted(saved.tensors.items()):
+        if name.endswith((".weight_scale", ".input_scale")) and not _all_finite(tensor):
+            raise _wrong(
+                f"{name} has values that are not finite",
+                tensor.file,
+                detail="a layer whose scale is infinite or not a number answers nonsense",
+            )
+
+
+def _all_finite(tensor: TensorInfo) -> bool:
+    data = read_bytes(tensor)
+    if tensor.dtype == "BF16":
+        # The upper half of a float32; numpy has no bfloat16 of its own.
+        values = (np.frombuffer(data, "<u2").astype("<u4") << 16).view("<f4")
+    else:
+        values = np.frombuffer(data, {"F16": "<f2", "F32": "<f4", "F64": "<f8"}[tensor.dtype])
+    return bool(np.isfinite(values).all())
+
+
+def _check_rest(saved: Checkpoint, source: Checkpoint, quantized: frozenset[str]) -> None:
+    """Check that everything that is not quantized is there, in the source's shape and dtype."""
+    weights = {f"{layer}.weight" for layer in quantized}
+    for name, tensor in source.tensors.items():
+        if name in weights or (name == f"{HEAD}.weight" and saved.tied):
+            continue
+        kept: Mapping[str, TensorInfo] = saved.tensors
+        if name not in kept:
+            raise _wrong(f"{name} is missing", saved.path)
+        if (kept[name].shape, kept[name].dtype) != (tensor.shape, tensor.dtype):
+            raise _wrong(
+                f"{name} is {kept[name].dtype} {list(kept[name].shape)}, the source's is"
+                f" {tensor.dtype} {list(tensor.shape)}",
+                saved.path,
+            )
+
+
+def _some(names: list[str]) -> str:
+    shown = ", ".join(names[:_SHOWN])
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return f"{shown}{more} {'is' if len(names) == 1 else 'are'}"

@@ -1,0 +1,187 @@
+"""The real llm-compressor on a tiny checkpoint, through the whole job."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fakes.checkpoints import TinyQwen2, bf16, read_json, write_weights
+
+from qkit.errors import WorkerError
+from qkit.hashing import hash_checkpoint, hash_tokenizer
+from qkit.measurements import VariantRecord
+from qkit.quantize.checkpoint import inspect_checkpoint, quantized_layers
+from qkit.quantize.job import quantize_variant
+from qkit.quantize.methods import scheme_label
+from qkit.quantize.verify import verify_variant
+from qkit.recipe import Calibration, Variant
+
+pytestmark = pytest.mark.e2e
+
+TIED = TinyQwen2(hidden=256, intermediate=512)
+UNTIED = TinyQwen2(hidden=256, intermediate=384, tied=False, shards=2, seed=1)
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    words = ("river", "stone", "market", "apple", "bridge", "winter", "seven", "letter", "paper")
+    choose = random.Random(0)
+    path = tmp_path_factory.mktemp("calibration") / "text.txt"
+    path.write_text(
+        "\n\n".join(" ".join(choose.choices(words, k=20)).capitalize() + "." for _ in range(60))
+    )
+    return path
+
+
+@pytest.fixture(scope="module")
+def tied(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return TIED.write(tmp_path_factory.mktemp("tied") / "model")
+
+
+@pytest.fixture(scope="module")
+def untied(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return UNTIED.write(tmp_path_factory.mktemp("untied") / "model")
+
+
+def make(
+    variant: Variant,
+    source: Path,
+    text: Path,
+    out: Path,
+    python: Path,
+    *,
+    accelerator: str = "cpu",
+    stages: list[str] | None = None,
+) -> VariantRecord:
+    return quantize_variant(
+        variant=variant,
+        calibration=Calibration(source=str(text), samples=8, seq_len=128),
+        source=source,
+        source_hash=hash_checkpoint(source),
+        out=out,
+        work=out.parent / f"{out.name}-work",
+        python=python,
+        accelerator=accelerator,
+        key="key",
+        trust_remote_code=False,
+        on_progress=None if stages is None else lambda p: stages.append(p.stage),
+    )
+
+
+@pytest.mark.parametrize(
+    ("method", "ratio"),
+    # Of the quantized layers' 16-bit bytes, by the scheme's arithmetic.
+    [("awq", 4.16 / 16), ("gptq", 4.13 / 16), ("fp8", 8.06 / 16), ("smoothquant", 8.06 / 16)],
+)
+def test_each_method_as_it_is_by_default(
+    tmp_path: Path,
+    quantize_python: Path,
+    tied: Path,
+    text: Path,
+    method: str,
+    ratio: float,
+) -> None:
+    variant = Variant.model_validate({"method": method})
+    out, stages = tmp_path / method, list[str]()
+    record = make(variant, tied, text, out, quantize_python, stages=stages)
+
+    source = inspect_checkpoint(tied)
+    sizes = verify_variant(out, source, variant)
+    assert sizes.quantized_bytes == sizes.predicted_bytes == record.quantized_bytes
+    bf16_bytes = sum(2 * lin.out_features * lin.in_features for lin in source.linears)
+    assert sizes.quantized_bytes / bf16_bytes == pytest.approx(ratio, rel=0.02)
+    # Embeddings, norms and biases are as they were.
+    assert sizes.unquantized_bytes == source.weight_bytes - bf16_bytes
+    assert quantized_layers(inspect_checkpoint(out)) == tuple(lin.name for lin in source.linears)
+
+    assert VariantRecord.model_validate(read_json(out / "qkit.json")) == record
+    assert record.scheme == scheme_label(variant)
+    assert record.content_hash == hash_checkpoint(out) != hash_checkpoint(tied)
+    assert hash_tokenizer(out) == hash_tokenizer(tied)
+    assert record.ignored_modules == ("lm_head",)
+    assert record.peak_memory_bytes > 0
+    assert record.versions.keys() >= {"llmcompressor", "compressed-tensors", "torch"}
+    assert (record.calibration is None) == (method == "fp8")
+    assert any("mean KL" in note and "top-1 agreement" in note for note in record.notes)
+    # Fewer key heads than query heads: AWQ cannot scale v_proj for o_proj, and says so.
+    assert len(record.skipped_mappings) == (TIED.layers if method == "awq" else 0)
+    assert list(dict.fromkeys(stages)) == ["load", "quantize", "save", "check"]
+
+    config = read_json(out / "config.json")
+    assert {k: v for k, v in config.items() if k != "quantization_config"} == read_json(
+        tied / "config.json"
+    )
+    assert {path.name for path in tmp_path.iterdir()} == {method, f"{method}-work"}
+
+    if method == "gptq":  # the one whose sums could come out in another order
+        again = make(variant, tied, text, out, quantize_python)
+        assert again.content_hash == record.content_hash
+
+
+@pytest.mark.parametrize(
+    "variant",
+    [
+        Variant(method="awq", symmetric=True, group_size=64),
+        Variant(
+            method="gptq",
+            symmetric=False,
+            group_size=32,
+            actorder=None,
+            dampening_frac=0.05,
+            ignore=("lm_head", "re:.*layers[.]1[.].*down_proj$"),
+        ),
+    ],
+    ids=scheme_label,
+)
+def test_other_settings_on_an_untied_sharded_checkpoint(
+    tmp_path: Path, quantize_python: Path, untied: Path, text: Path, variant: Variant
+) -> None:
+    out = tmp_path / "variant"
+    record = make(variant, untied, text, out, quantize_python)
+    sizes = verify_variant(out, inspect_checkpoint(untied), variant)
+    assert sizes.quantized_bytes == sizes.predicted_bytes
+    saved = inspect_checkpoint(out)
+    assert "lm_head.weight" in saved.tensors
+    assert not saved.tied
+    assert set(record.ignored_modules) == set(saved.linear_names) - set(quantized_layers(saved))
+
+
+def failure_of(call: Any, out: Path) -> str:
+    with pytest.raises(WorkerError) as caught:
+        call()
+    assert caught.value.kind == "error"
+    assert {path.name for path in out.parent.iterdir()} == {f"{out.name}-work"}
+    return str(caught.value)
+
+
+def test_a_source_with_a_value_that_is_not_finite_is_refused(
+    tmp_path: Path, quantize_python: Path
+) -> None:
+    import numpy as np
+
+    (tmp_path / "source").mkdir()
+    folder = TIED.write(tmp_path / "source" / "model")
+    tensors = dict(TIED.tensors())
+    weight = np.full((512, 256), 0.01)
+    weight[5, 7] = np.inf
+    tensors["model.layers.1.mlp.up_proj.weight"] = bf16(weight)
+    write_weights(folder, tensors)
+    out = tmp_path / "variants" / "fp8"
+    out.parent.mkdir()
+    variant = Variant(method="fp8")
+    message = failure_of(lambda: make(variant, folder, folder, out, quantize_python), out)
+    assert "the source checkpoint is broken: its logits are not finite" in message
+
+
+def test_cuda_without_a_gpu_is_refused(
+    tmp_path: Path, quantize_python: Path, tied: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    out = tmp_path / "fp8"
+    variant = Variant(method="fp8")
+    message = failure_of(
+        lambda: make(variant, tied, tied, out, quantize_python, accelerator="cuda"), out
+    )
+    assert "the quantize environment's torch sees no CUDA device" in message

@@ -1,0 +1,149 @@
+"""Schemes, their names and sizes, and what a worker is asked for."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from fakes.checkpoints import TinyQwen2, write_variant
+
+from qkit import protocol
+from qkit.protocol import QuantizeRequest
+from qkit.quantize.checkpoint import inspect_checkpoint, split_bytes
+from qkit.quantize.methods import (
+    build_request,
+    needs_calibration,
+    scheme_label,
+    scheme_of,
+    settings_of,
+)
+from qkit.quantize.schemes import METHODS, is_ignored, layer_bytes, scheme_for
+from qkit.recipe import METHODS as RECIPE_METHODS
+from qkit.recipe import Variant
+
+
+@pytest.mark.parametrize(
+    ("variant", "label", "storage"),
+    [
+        (Variant(method="awq"), "W4A16 asym g128", "pack-quantized"),
+        (Variant(method="awq", symmetric=True, group_size=32), "W4A16 sym g32", "pack-quantized"),
+        (Variant(method="gptq"), "W4A16 sym g128 actorder=static", "pack-quantized"),
+        (Variant(method="gptq", actorder=None), "W4A16 sym g128", "pack-quantized"),
+        (
+            Variant(method="gptq", symmetric=False, group_size=64),
+            "W4A16 asym g64 actorder=static",
+            "pack-quantized",
+        ),
+        (Variant(method="fp8"), "FP8 dynamic (W8A8)", "float-quantized"),
+        (
+            Variant(method="smoothquant"),
+            "INT8 W8A8 (SmoothQuant 0.8 + GPTQ)",
+            "int-quantized",
+        ),
+    ],
+)
+def test_schemes_and_their_names(variant: Variant, label: str, storage: str) -> None:
+    assert scheme_label(variant) == label
+    assert scheme_of(variant).format == storage
+
+
+def test_the_recipe_and_the_schemes_know_the_same_methods() -> None:
+    assert METHODS == RECIPE_METHODS
+    with pytest.raises(ValueError, match="unknown method 'nf4'"):
+        scheme_for("nf4", group_size=128, symmetric=True, actorder=None)
+
+
+def test_only_fp8_needs_no_calibration() -> None:
+    assert [method for method in METHODS if not needs_calibration(method)] == ["fp8"]
+
+
+def test_layer_bytes_by_hand() -> None:
+    out, inputs = 512, 256
+
+    def size(method: str, *, symmetric: bool = True, group_size: int = 128) -> int:
+        scheme = scheme_for(method, group_size=group_size, symmetric=symmetric, actorder=None)
+        return layer_bytes(scheme, out, inputs)
+
+    # Half a byte a weight, two bf16 scales a row, two int64 of shape.
+    assert size("gptq") == 512 * 256 // 2 + 512 * 2 * 2 + 16
+    # Two groups of 4-bit zero points, eight rows to a word.
+    assert size("awq", symmetric=False) == size("gptq") + (512 // 8) * 2 * 4
+    assert size("gptq", group_size=32) == 512 * 256 // 2 + 512 * 8 * 2 + 16
+    assert size("fp8") == size("smoothquant") == 512 * 256 + 512 * 2
+
+
+def test_bits_per_weight_of_a_large_layer() -> None:
+    """4-bit groups of 128 cost 16/128 bits for the scale and 4/128 for a zero point."""
+    shape = (18944, 3584)
+    weights = shape[0] * shape[1]
+    awq = scheme_for("awq", group_size=128, symmetric=False, actorder=None)
+    gptq = scheme_for("gptq", group_size=128, symmetric=True, actorder="static")
+    assert layer_bytes(awq, *shape) * 8 / weights == pytest.approx(4.15625, rel=1e-4)
+    assert layer_bytes(gptq, *shape) * 8 / weights == pytest.approx(4.125, rel=1e-4)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_predicted_bytes_are_those_of_a_stored_layer(tmp_path: Path, method: str) -> None:
+    source = TinyQwen2(hidden=128, intermediate=384).write(tmp_path / "model")
+    variant = Variant.model_validate({"method": method})
+    stored, _ = split_bytes(inspect_checkpoint(write_variant(source, tmp_path / "v", variant)))
+    scheme = scheme_of(variant)
+    assert stored == sum(
+        layer_bytes(scheme, linear.out_features, linear.in_features)
+        for linear in inspect_checkpoint(source).linears
+    )
+
+
+def test_ignored_names_and_patterns() -> None:
+    assert is_ignored("lm_head", ("lm_head",))
+    assert not is_ignored("model.lm_head", ("lm_head",))
+    assert is_ignored("model.layers.0.mlp.down_proj", ("re:.*down_proj$",))
+    # Patterns start at the beginning of the name, as vLLM reads them.
+    assert not is_ignored("model.layers.0.mlp.down_proj", ("re:down_proj",))
+
+
+def test_a_request_carries_every_setting_and_survives_json() -> None:
+    variant = Variant(
+        method="gptq",
+        group_size=64,
+        symmetric=False,
+        actorder=None,
+        dampening_frac=0.05,
+        smoothing_strength=0.5,
+        ignore=("lm_head", "re:.*down_proj$"),
+    )
+    request = build_request(
+        variant,
+        source=Path("/models/qwen"),
+        out=Path("/out/gptq"),
+        calibration=Path("/data/calibration.jsonl"),
+        seed=7,
+        device="cpu",
+        trust_remote_code=True,
+    )
+    assert request == QuantizeRequest(
+        method="gptq",
+        model_path="/models/qwen",
+        out_path="/out/gptq",
+        calibration_path="/data/calibration.jsonl",
+        group_size=64,
+        symmetric=False,
+        actorder=None,
+        dampening_frac=0.05,
+        smoothing_strength=0.5,
+        ignore=("lm_head", "re:.*down_proj$"),
+        seed=7,
+        device="cpu",
+        trust_remote_code=True,
+    )
+    assert protocol.load(QuantizeRequest, protocol.dump(request)) == request
+    assert {field.name for field in dataclasses.fields(request)} >= set(settings_of(variant))
+
+
+def test_settings_are_those_the_method_reads() -> None:
+    assert set(settings_of(Variant(method="awq"))) == {"ignore", "group_size", "symmetric"}
+    assert set(settings_of(Variant(method="fp8"))) == {"ignore"}
+    assert settings_of(Variant(method="smoothquant"))["smoothing_strength"] == 0.8
+    assert settings_of(Variant(method="gptq"))["symmetric"] is True
+    assert settings_of(Variant(method="awq"))["symmetric"] is False
