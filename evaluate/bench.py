@@ -195,7 +195,9 @@ class _Sweep:
     async def _cell(self, session: aiohttp.ClientSession, cell: CellPrompts) -> BenchCell:
         dead = await server_metrics.why_dead(session, self._root)
         if dead is not None:
-            lost = _Measured([not_sent(dead) for _ in cell.measured], Counters(), ClientLoad(0, 0))
+            lost = _Measured(
+                [not_sent(dead) for _ in cell.measured], Counters(), ClientLoad(0, 0, 0)
+            )
             return self._summarize(cell, lost)
         await server_metrics.reset_prefix_cache(session, self._root)
         breaker = Breaker(limit=max(_UNANSWERED_MIN, cell.concurrency))

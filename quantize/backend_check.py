@@ -81,7 +81,9 @@ class LogitsReport:
     def summary(self) -> str:
         """Return the figures in one line."""
         return (
-            f"logits against the source on {self.tokens} tokens: mean KL {self.mean_kl:.3g} nats"
+            f"loads; {self.tokens} next-token distributions are finite, with"
+            f" {self.variant_distinct} different greedy tokens; against the source:"
+            f" mean KL {self.mean_kl:.3g} nats"
             f" (a context-free guess: {self.context_free_kl:.3g}), top-1 agreement"
             f" {100 * self.top1_agreement:.1f} %"
         )

@@ -81,9 +81,10 @@ def run(request: QuantizeRequest, progress: ProgressCallback) -> QuantizeResult:
         quantized_modules=quantized,
         ignored_modules=ignored,
         skipped_mappings=tuple(messages.skipped),
-        notes=(*messages.warnings, *_cpu_awq_note(request), report.summary()),
-        load_check=f"loaded; finite logits at {report.tokens} positions,"
-        f" {report.variant_distinct} different greedy tokens",
+        notes=(*messages.warnings, *_cpu_awq_note(request)),
+        load_check=report.summary(),
+        mean_kl=report.mean_kl,
+        top1_agreement=report.top1_agreement,
         peak_memory_bytes=_peak_memory(request.device),
     )
 
@@ -287,7 +288,7 @@ def _collected_messages() -> Iterator[_Messages]:
     """Collect llm-compressor's warnings and skipped mappings while it runs."""
     # Its own logger setup runs on import and removes every sink there was.
     import llmcompressor  # noqa: F401
-    from loguru import logger  # type: ignore[import-not-found]
+    from loguru import logger
 
     messages = _Messages()
     sink = logger.add(messages.take, level="DEBUG")

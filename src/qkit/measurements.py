@@ -70,6 +70,12 @@ class VariantRecord(Stored):
     ignored_modules: tuple[str, ...]
     skipped_mappings: tuple[str, ...]
     notes: tuple[str, ...] = ()
+    #: What was checked after saving.
+    load_check: str
+    #: Mean divergence from the source's next-token distributions on a short text, in nats.
+    mean_kl: float
+    #: Share of that text's positions with the source's most likely token.
+    top1_agreement: float
     quantized_bytes: int
     unquantized_bytes: int
     weight_bytes: int

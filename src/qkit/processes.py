@@ -10,6 +10,7 @@ import contextlib
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,13 +18,18 @@ from pathlib import Path
 import psutil
 
 GRACE_S = 10.0
+GUARD = Path(__file__).resolve().parent / "_guard.py"
 
 
 def start(command: Sequence[str], *, log: Path, env: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """Start a command as leader of a new session, its output appended to `log`."""
+    """Start a command in a new session, its output appended to `log`.
+
+    The process returned is a guard (`_guard.py`) that leads the session, exits as the command
+    does, and ends the whole group should this process die first, even by SIGKILL.
+    """
     with log.open("ab") as stream:
         return subprocess.Popen(
-            command,
+            [sys.executable, "-P", str(GUARD), *command],
             stdin=subprocess.DEVNULL,
             stdout=stream,
             stderr=subprocess.STDOUT,

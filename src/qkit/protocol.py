@@ -80,7 +80,10 @@ class QuantizeResult:
         skipped_mappings: Smoothing or AWQ mappings the model's architecture could not take, with
             the reason.
         notes: Other things a person should know (a retry, a work-round).
-        load_check: What was checked after saving: "loaded" and the greedy tokens' finiteness.
+        load_check: What was checked after saving.
+        mean_kl: Mean Kullback-Leibler divergence from the source's next-token distributions, in
+            nats, on a short text.
+        top1_agreement: Share of positions of that text with the source's most likely token.
         peak_memory_bytes: Peak resident memory (CPU) or allocated device memory (CUDA).
     """
 
@@ -90,6 +93,8 @@ class QuantizeResult:
     skipped_mappings: tuple[str, ...]
     notes: tuple[str, ...]
     load_check: str
+    mean_kl: float
+    top1_agreement: float
     peak_memory_bytes: int
 
 

@@ -62,6 +62,4 @@ def scheme_of(checkpoint: Checkpoint) -> str:
     """Return the scheme of a checkpoint qkit did not make."""
     if checkpoint.quantization:
         return checkpoint.quantization
-    return {"bfloat16": "BF16", "float16": "FP16", "float32": "FP32"}.get(
-        checkpoint.dtype, checkpoint.dtype
-    )
+    return {"F16": "FP16", "F32": "FP32"}.get(checkpoint.dtype, checkpoint.dtype)

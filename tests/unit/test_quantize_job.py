@@ -33,6 +33,8 @@ RESULT = QuantizeResult(
     skipped_mappings=("model.layers.0.self_attn.v_proj: its outputs are fewer",),
     notes=("a note",),
     load_check="loaded",
+    mean_kl=0.01,
+    top1_agreement=0.97,
     peak_memory_bytes=123,
 )
 

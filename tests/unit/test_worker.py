@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
@@ -81,3 +83,25 @@ def test_the_cores_packages_do_not_leak_into_a_worker(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", "/somewhere")
     monkeypatch.setenv("VIRTUAL_ENV", "/elsewhere")
     assert not {"PYTHONPATH", "VIRTUAL_ENV"} & set(worker_environment())
+
+
+def test_a_worker_ends_when_qkit_is_killed(tmp_path):
+    """A worker that lived on would hold the GPU and write over the next run's result."""
+    code = f"""
+import sys; sys.path.insert(0, {str(TESTS)!r})
+from pathlib import Path
+from unit.test_worker import work
+work("hang", Path({str(tmp_path)!r}))
+"""
+    starter = subprocess.Popen([sys.executable, "-c", code])
+    child = tmp_path / "child"
+    deadline = time.monotonic() + 60
+    while not child.exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    (guard,) = psutil.Process(starter.pid).children()
+    group = [guard, *guard.children(recursive=True)]
+    assert len(group) == 3
+    starter.kill()
+    starter.wait()
+    _, alive = psutil.wait_procs(group, timeout=30)
+    assert alive == []

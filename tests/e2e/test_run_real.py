@@ -1,0 +1,129 @@
+"""The main job on real parts: llm-compressor makes four variants, vLLM serves all five."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from qkit.cli import cli
+from qkit.recipe import METHODS, BenchSuite, load_recipe
+from qkit.reporting import Silent
+from qkit.run import Job
+from qkit.store import RunStore
+
+pytestmark = pytest.mark.e2e
+
+KERNELS = {
+    "bf16": "unquantized (bfloat16)",
+    "awq": "CPUWNA16LinearKernel",
+    "gptq": "CPUWNA16LinearKernel",
+    "fp8": "ChannelWiseTorchFP8ScaledMMLinearKernel",
+    "smoothquant": "CPUInt8ScaledMMLinearKernel",
+}
+QUESTIONS = 100
+
+
+class Kept(Silent):
+    """A reporter that keeps which steps were done."""
+
+    def __init__(self):
+        self.done = []
+
+    def finished(self, label, step, note):
+        self.done.append((label, step))
+
+
+@pytest.fixture(scope="module")
+def recipe():
+    demo = load_recipe("demo")
+    bench = BenchSuite(
+        concurrency=(1, 2), min_requests=4, requests_per_slot=1, input_tokens=32,
+        output_tokens=8, repeat_baseline=False,
+    )  # fmt: skip
+    questions = demo.accuracy[0].model_copy(update={"limit": QUESTIONS})
+    return demo.model_copy(update={"bench": bench, "accuracy": (questions,)})
+
+
+@pytest.fixture(scope="module")
+def finished(recipe, tmp_path_factory, quantize_python, serve_python):
+    """A run of the demo, and what it said."""
+    store = RunStore(tmp_path_factory.mktemp("artifacts") / "demo")
+    reporter = Kept()
+    outcome = Job(recipe, store, reporter).run()
+    assert outcome.failures == []
+    return store, reporter.done
+
+
+@pytest.fixture(scope="module")
+def matrix(finished):
+    store, _ = finished
+    shown = CliRunner().invoke(cli, ["matrix", str(store.root), "--format", "json"])
+    assert shown.exit_code == 0, shown.output
+    return json.loads(shown.stdout)
+
+
+def test_every_variant_is_a_row_with_the_kernel_that_ran(matrix):
+    assert {row["variant"]: row["kernel"] for row in matrix["rows"]} == KERNELS
+    assert [row["status"] for row in matrix["rows"]] == ["ok"] * 5
+    assert matrix["rows"][0]["variant"] == matrix["baseline"] == "bf16"
+
+
+def test_memory_is_that_of_the_weights(matrix):
+    baseline, *variants = matrix["rows"]
+    for row in variants:
+        assert row["weight_bytes"] == row["quantized_bytes"] + row["unquantized_bytes"]
+        assert row["weight_bytes"] < baseline["weight_bytes"]
+        assert row["weight_ratio"] == pytest.approx(row["weight_bytes"] / baseline["weight_bytes"])
+    assert len({row["kv_cache_tokens"] for row in matrix["rows"]}) == 1
+
+
+def test_accuracy_is_paired_and_the_baseline_knows_its_facts(matrix):
+    baseline, *variants = (row["accuracy"]["demo_facts"] for row in matrix["rows"])
+    assert 0.5 < baseline["value"] < 1.0
+    for score in (baseline, *variants):
+        assert score["n"] == QUESTIONS
+        assert 0 < score["stderr"] < 0.06
+    for score in variants:
+        assert score["delta_points"] == pytest.approx(100 * (score["value"] - baseline["value"]))
+
+
+def test_every_level_has_latency_throughput_and_ratios(matrix):
+    for row in matrix["rows"]:
+        assert [cell["concurrency"] for cell in row["bench"]] == [1, 2]
+        for cell in row["bench"]:
+            assert (cell["n"], cell["failed"]) == (4, 0)
+            assert cell["ttft_ms_p50"] > 0
+            assert cell["ttft_ms_p95"] is None, "four requests have no 95th percentile"
+            assert cell["output_tok_per_s"] > 0
+            assert cell["ratio"]["output_tok_per_s"] > 0
+
+
+def test_nothing_is_done_again(recipe, finished):
+    store, done = finished
+    assert len(done) == 4 + 5 * 3
+    reporter = Kept()
+    outcome = Job(recipe, store, reporter).run()
+    assert reporter.done == []
+    assert (outcome.done, outcome.skipped) == (0, 4 + 5 * 2)
+
+
+def test_a_variant_says_how_it_was_made(finished):
+    store, _ = finished
+    for method in METHODS:
+        record = store.variant(method)
+        assert record.method == method
+        assert record.versions["llmcompressor"]
+        assert record.ignored_modules == ("lm_head",)
+        assert (record.calibration is None) == (method == "fp8")
+        assert 0.5 < record.top1_agreement <= 1
+        assert record.mean_kl > 0
+
+
+def test_all_files_of_the_matrix_are_there(finished, matrix):
+    store, _ = finished
+    for suffix in ("json", "csv", "md", "html"):
+        text = store.matrix_file(suffix).read_text()
+        for method in METHODS:
+            assert method in text
