@@ -134,21 +134,31 @@ def table_notes(
     found = differences(suites[BENCH_SUITE], suites[BENCH_AGAIN_SUITE])
     if found:
         return (f"The two benchmarks of {name} cannot be compared: {'; '.join(found)}.",)
-    return tuple(_drift_note(name, change) for change in drift if change.moved)
+    moved = [change for change in drift if change.moved]
+    return (_drift_note(name, moved),) if moved else ()
 
 
-def _drift_note(name: str, drift: Drift) -> str:
-    parts = [
-        f"{what} {change:+.1f} % (noise up to {noise:.1f} %)"
-        for what, change, noise in (
-            ("median TPOT", drift.tpot_percent, drift.tpot_noise_percent),
-            ("throughput", drift.output_tok_per_s_percent, drift.output_tok_per_s_noise_percent),
-        )
-        if change is not None
-    ]
+def _drift_note(name: str, moved: Sequence[Drift]) -> str:
+    """Say in one sentence at which levels and how far the baseline moved beyond its noise."""
+    figures = (
+        ("median TPOT", [d.tpot_percent for d in moved], [d.tpot_noise_percent for d in moved]),
+        (
+            "throughput",
+            [d.output_tok_per_s_percent for d in moved],
+            [d.output_tok_per_s_noise_percent for d in moved],
+        ),
+    )
+    parts = []
+    for what, changes, noises in figures:
+        known = [change for change in changes if change is not None]
+        if known:
+            low, high = min(known), max(known)
+            span = f"{low:+.1f} %" if low == high else f"{low:+.1f} to {high:+.1f} %"
+            parts.append(f"{what} {span} (noise up to {max(noises):.1f} %)")
+    levels = ", ".join(str(d.concurrency) for d in moved)
     return (
         f"The machine drifted: between the first and the last benchmark of {name} at concurrency "
-        f"{drift.concurrency}, {' and '.join(parts)}. Ratios of that size mean nothing here."
+        f"{levels}, {' and '.join(parts)}. Ratios of that size mean nothing here."
     )
 
 
