@@ -24,3 +24,13 @@ def serve_python() -> Path:
     from qkit.environments import python_of
 
     return python_of("serve", "cpu")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what needs a GPU unless it is asked for with `-m gpu`."""
+    if "gpu" in config.getoption("markexpr"):
+        return
+    left_out = [item for item in items if item.get_closest_marker("gpu")]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
