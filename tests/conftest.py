@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_lock(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep the tests' lock apart from that of a qkit in use on this machine."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("QKIT_LOCK_DIR", str(tmp_path_factory.mktemp("locks")))
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -37,7 +37,7 @@ def test_the_source_folder_holds_relative_symlinks(folder):
 
 def test_evaluate_is_hugging_faces_from_the_root():
     where = python("import evaluate; print(evaluate.__file__, hasattr(evaluate, 'load'))")
-    assert str(ROOT) not in where
+    assert "site-packages" in where
     assert where.strip().endswith("True")
 
 

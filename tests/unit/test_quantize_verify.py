@@ -252,8 +252,8 @@ def test_a_normal_loss_is_no_problem() -> None:
     # A source that itself repeats one token says nothing about the variant.
     assert report(source_distinct=1, variant_distinct=1).problem() is None
     assert report().summary() == (
-        "logits against the source on 256 tokens: mean KL 0.05 nats (a context-free guess: 2.5),"
-        " top-1 agreement 90.0 %"
+        "loads; 256 next-token distributions are finite, with 78 different greedy tokens; against"
+        " the source: mean KL 0.05 nats (a context-free guess: 2.5), top-1 agreement 90.0 %"
     )
 
 
