@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from typing import Any
 
@@ -14,6 +15,7 @@ from qkit.errors import EXIT_INTERRUPTED, QkitError, nearest
 #: Name to where it is and what it does; `qkit --help` needs nothing but this table.
 COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("qkit.cli.run:run", "Do a whole recipe: quantize, serve, measure, print the matrix."),
+    "plan": ("qkit.cli.plan:plan", "Say in a second what fits, what runs and what is in the way."),
     "quantize": ("qkit.cli.quantize:quantize", "Make quantized variants of a checkpoint."),
     "eval": ("qkit.cli.eval:evaluate", "Measure variants, or a running server."),
     "matrix": ("qkit.cli.matrix:matrix", "Print the matrix of a run again."),
@@ -84,5 +86,8 @@ def main() -> None:
     """Entry point of the `qkit` program."""
     from qkit.processes import interruptible
 
+    # Their warnings (PyTorch not found, each retry) say nothing that qkit's own messages do not.
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("HF_HUB_VERBOSITY", "error")
     with interruptible():
         cli.main(prog_name="qkit", args=sys.argv[1:])
