@@ -1,23 +1,23 @@
 """Describe a checkpoint folder from config.json and safetensors headers, no weights loaded.
 
 `inspect_checkpoint` takes any causal-LM folder, quantized or not, and refuses one that is not
-whole. It takes well under a second, whatever the model's size. Standard library only.
+whole; `describe_config` needs config.json alone, for a checkpoint that is not downloaded yet. Both
+take well under a second, whatever the model's size. Standard library only.
 """
 
 from __future__ import annotations
 
-import json
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from qkit.errors import InputError
-from qkit.quantize.safetensors_header import TensorInfo, read_header
+from qkit.quantize.safetensors_header import DTYPE_BITS, TensorInfo
+from qkit.quantize.weight_files import read_json_file, read_tensors
 
 CONFIG_FILE = "config.json"
-WEIGHTS_FILE = "model.safetensors"
-INDEX_FILE = "model.safetensors.index.json"
 HEAD = "lm_head"
 HEAD_WEIGHT = "lm_head.weight"
 EMBEDDINGS = "model.embed_tokens.weight"
@@ -36,7 +36,8 @@ PARAMETER_SUFFIXES = (
     ".g_idx",
 )
 EIGHT_BIT_DTYPES = ("I8", "F8_E4M3")
-_SHOWN = 3
+#: config.json's `torch_dtype` (or `dtype`) as safetensors names it.
+CONFIG_DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,8 @@ class Checkpoint:
         weight_bytes: Bytes of all stored tensors.
         quantization: What config.json (or the older side files) says it is quantized as, or None.
         config: config.json as read.
+        weights_stored: Whether the weights are in the folder; False where `tensors` are only what
+            config.json describes.
     """
 
     path: Path
@@ -80,6 +83,7 @@ class Checkpoint:
     weight_bytes: int
     quantization: str | None
     config: Mapping[str, Any]
+    weights_stored: bool = True
 
     @property
     def quantized(self) -> bool:
@@ -104,6 +108,17 @@ class Checkpoint:
         stored = tuple(linear.name for linear in self.linears)
         return stored if HEAD in stored else (*stored, HEAD)
 
+    @property
+    def redundant_head(self) -> TensorInfo | None:
+        """A head stored beside tied embeddings: loaders pass over it, and no variant keeps it."""
+        return self.tensors.get(HEAD_WEIGHT) if self.tied else None
+
+    @property
+    def remote_code(self) -> tuple[str, ...]:
+        """Python modules of the checkpoint's own that config.json asks for (`auto_map`)."""
+        entries = self.config.get("auto_map")
+        return tuple(str(value) for value in entries.values()) if isinstance(entries, dict) else ()
+
 
 def inspect_checkpoint(path: Path) -> Checkpoint:
     """Describe a checkpoint folder.
@@ -121,7 +136,7 @@ def inspect_checkpoint(path: Path) -> Checkpoint:
             fix="give the folder that holds config.json and *.safetensors",
         )
     config = _read_config(path)
-    tensors = _read_tensors(path)
+    tensors = read_tensors(path)
     sizes = _sizes(config, path)
     quantization = _quantization(path, config, tensors)
     checkpoint = Checkpoint(
@@ -134,11 +149,57 @@ def inspect_checkpoint(path: Path) -> Checkpoint:
         weight_bytes=sum(tensor.bytes for tensor in tensors.values()),
         quantization=quantization,
         config=config,
+        weights_stored=True,
         **sizes,
     )
     if checkpoint.model_type == QWEN2:
         _check_tensors(checkpoint)
     return checkpoint
+
+
+def describe_config(path: Path) -> Checkpoint:
+    """Describe a checkpoint from its config.json alone; tensors are those the config describes.
+
+    For planning before a download. The tensors have names, shapes and bytes, but no data.
+
+    Raises:
+        InputError: No folder, no or broken config.json, or an architecture whose tensors qkit does
+            not know.
+    """
+    if not path.is_dir():
+        raise InputError(f"the model folder {path.name!r} is not there", where=path)
+    config = _read_config(path)
+    model_type = str(config.get("model_type", "unknown"))
+    if model_type != QWEN2:
+        raise InputError(
+            f"the tensors of a {model_type!r} model cannot be told from its config",
+            where=path / CONFIG_FILE,
+            fix=f"give the whole checkpoint; without weights qkit knows {QWEN2!r} only",
+        )
+    named = str(config.get("torch_dtype") or config.get("dtype") or "bfloat16")
+    dtype = CONFIG_DTYPES.get(named, named)
+    bare = Checkpoint(
+        path=path,
+        architecture=str((config.get("architectures") or ["unknown"])[0]),
+        model_type=model_type,
+        dtype=dtype,
+        tied=bool(config.get("tie_word_embeddings", False)),
+        tensors={},
+        weight_bytes=0,
+        quantization=_quantization(path, config, {}),
+        config=config,
+        weights_stored=False,
+        **_sizes(config, path),
+    )
+    tensors = {
+        name: TensorInfo(
+            shape, dtype, math.prod(shape) * DTYPE_BITS.get(dtype, 16) // 8, path / CONFIG_FILE, 0
+        )
+        for name, shape in _expected_shapes(bare).items()
+    }
+    return replace(
+        bare, tensors=tensors, weight_bytes=sum(tensor.bytes for tensor in tensors.values())
+    )
 
 
 def split_bytes(checkpoint: Checkpoint) -> tuple[int, int]:
@@ -182,86 +243,10 @@ def _read_config(folder: Path) -> dict[str, Any]:
             where=folder,
             fix="give the folder that holds config.json and *.safetensors",
         )
-    value = _read_json(path)
+    value = read_json_file(path)
     if not isinstance(value, dict):
         raise InputError(f"{CONFIG_FILE} is not a JSON object", where=path)
     return value
-
-
-def _read_json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise InputError(
-            f"{path.name} is not valid JSON: {error}",
-            where=path,
-            fix="download or copy this file again",
-        ) from error
-
-
-def _read_tensors(folder: Path) -> dict[str, TensorInfo]:
-    if (folder / INDEX_FILE).is_file():
-        return _read_sharded(folder)
-    if (folder / WEIGHTS_FILE).is_file():
-        return read_header(folder / WEIGHTS_FILE)
-    _explain_no_weights(folder)
-    raise AssertionError  # _explain_no_weights always raises
-
-
-def _read_sharded(folder: Path) -> dict[str, TensorInfo]:
-    path = folder / INDEX_FILE
-    index = _read_json(path)
-    weight_map = index.get("weight_map") if isinstance(index, dict) else None
-    if not isinstance(weight_map, dict) or not weight_map:
-        raise InputError(
-            f"{INDEX_FILE} has no weight_map", where=path, fix="download or copy this file again"
-        )
-    shards = sorted({str(name) for name in weight_map.values()})
-    missing = [name for name in shards if not (folder / name).is_file()]
-    if missing:
-        raise InputError(
-            f"{len(missing)} of {len(shards)} shards are missing: {_some(missing)}",
-            where=folder,
-            fix="download or copy the missing files",
-        )
-    headers = {name: read_header(folder / name) for name in shards}
-    absent = [name for name, shard in weight_map.items() if name not in headers[str(shard)]]
-    if absent:
-        raise InputError(
-            f"{INDEX_FILE} names {len(absent)} tensors that are not in the shard it gives for"
-            f" them: {_some(sorted(absent))}",
-            where=path,
-            fix="the index and the shards are of different versions: download both again",
-        )
-    return {name: info for header in headers.values() for name, info in header.items()}
-
-
-def _explain_no_weights(folder: Path) -> None:
-    convert = "load it in transformers and save it with save_pretrained (safetensors)"
-    if stray := sorted(folder.glob("*.safetensors")):
-        raise InputError(
-            f"there are {len(stray)} safetensors files but neither {WEIGHTS_FILE} nor {INDEX_FILE}",
-            where=folder,
-            fix="download the missing index file",
-        )
-    if found := sorted(folder.glob("*.gguf")):
-        raise InputError(
-            f"the weights are GGUF ({found[0].name}), which is quantized for llama.cpp",
-            where=folder,
-            fix="give the original Hugging Face checkpoint",
-        )
-    if found := sorted([*folder.glob("*.bin"), *folder.glob("*.pt"), *folder.glob("*.pth")]):
-        raise InputError(
-            f"the weights are pickled PyTorch files ({found[0].name}), which can run code when"
-            " they are loaded",
-            where=folder,
-            fix=f"take the model's safetensors version, or convert it: {convert}",
-        )
-    raise InputError(
-        f"{folder.name!r} has no weights (*.safetensors)",
-        where=folder,
-        fix="download the checkpoint completely",
-    )
 
 
 def _sizes(config: dict[str, Any], folder: Path) -> dict[str, int]:
@@ -370,8 +355,3 @@ def _expected_shapes(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
             f"{prefix}mlp.down_proj.weight": (hidden, middle),
         }
     return shapes
-
-
-def _some(names: list[str]) -> str:
-    shown = ", ".join(names[:_SHOWN])
-    return f"{shown} and {len(names) - _SHOWN} more" if len(names) > _SHOWN else shown

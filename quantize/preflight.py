@@ -83,7 +83,8 @@ def check_source(checkpoint: Checkpoint) -> None:
             where=where,
             fix="save the checkpoint in bfloat16 first; the baseline is then that file too",
         )
-    if not any((where / name).is_file() for name in ("tokenizer.json", "vocab.json")):
+    tokenizer = any((where / name).is_file() for name in ("tokenizer.json", "vocab.json"))
+    if checkpoint.weights_stored and not tokenizer:
         raise InputError(
             "the checkpoint has no tokenizer (tokenizer.json, or vocab.json with merges.txt)",
             where=where,

@@ -24,6 +24,7 @@ from qkit.plan import Cell, Group, Plan, make_plan, measure_key, quantize_key
 from qkit.quantize.checkpoint import inspect_checkpoint
 from qkit.quantize.methods import needs_calibration
 from qkit.quantize.preflight import check_source, check_variant
+from qkit.quantize.resources import ToMake, check_resources
 from qkit.recipe import BASELINE, AccuracySuite, BenchSuite, Calibration, Recipe, Variant
 from qkit.reporting import Reporter, Silent
 from qkit.selection import Attached
@@ -164,6 +165,13 @@ class Job:
             source = self.recipe.calibration_of(variant).source
             if needs_calibration(variant.method):
                 _check_local_source(source)
+        if variants:
+            to_make = [
+                ToMake(v, self.recipe.calibration_of(v), self.model_dir(v.label))
+                for v in variants
+                if not self._has_key(v)
+            ]
+            check_resources(checkpoint, to_make, self.hardware)
         suites = {
             cell.suite: cell.settings
             for group in groups
@@ -225,6 +233,12 @@ class Job:
         self.store.clear_failure(label, QUANTIZE_STEP)
         self.outcome.done += 1
         self.reporter.finished(label, QUANTIZE_STEP, record.scheme)
+
+    def _has_key(self, variant: Variant) -> bool:
+        """Tell whether a variant of the same inputs is there, without reading its weights."""
+        record = read_variant(self.model_dir(variant.label))
+        key = self._quantize_key(variant, self.recipe.calibration_of(variant))
+        return record is not None and record.key == key
 
     def _is_made(self, label: str, key: str) -> bool:
         """Tell whether a variant is there whole, made from the same inputs."""

@@ -82,7 +82,10 @@ def test_4_bit_bytes_are_those_of_the_published_repository(qwen) -> None:
 @pytest.mark.parametrize("size", SIZES)
 def test_8_bit_layers_take_half_and_the_rest_stays(qwen, size: str) -> None:
     checkpoint = qwen(size)
-    eight, four = weight_bytes(checkpoint, variant("fp8")), weight_bytes(checkpoint, variant("gptq"))
+    eight, four = (
+        weight_bytes(checkpoint, variant("fp8")),
+        weight_bytes(checkpoint, variant("gptq")),
+    )
     assert eight.unquantized == four.unquantized
     linear_bytes = checkpoint.weight_bytes - eight.unquantized
     assert eight.quantized == pytest.approx(linear_bytes / 2, rel=0.002)
@@ -236,7 +239,7 @@ def test_without_a_bandwidth_there_is_no_floor(qwen) -> None:
     assert figures.tpot_floor_s is None
 
 
-# ----------------------------------------------------------------------- what quantizing itself takes
+# ------------------------------------------------------------------ what quantizing itself takes
 
 
 def test_disk_counts_weights_and_calibration(qwen) -> None:
