@@ -121,7 +121,7 @@ def _modifiers(request: QuantizeRequest) -> list[Any]:
         return [AWQModifier(), QuantizationModifier(**groups)]
     if request.method == "gptq":
         return [GPTQModifier(**gptq)]
-    if request.method == "fp8":
+    if request.method in ("fp8", "rtn"):
         return [QuantizationModifier(**groups)]
     return [
         SmoothQuantModifier(smoothing_strength=request.smoothing_strength),
@@ -132,6 +132,7 @@ def _modifiers(request: QuantizeRequest) -> list[Any]:
 def _scheme(request: QuantizeRequest) -> Scheme:
     return scheme_for(
         request.method,
+        weight_bits=request.weight_bits,
         group_size=request.group_size,
         symmetric=request.symmetric,
         actorder=request.actorder,
@@ -145,7 +146,8 @@ def _scheme_name(scheme: Scheme) -> str:
         return "FP8_DYNAMIC"
     if scheme.activations:
         return "W8A8"
-    return f"W{weights.num_bits}A16{'' if weights.symmetric else '_ASYM'} g{weights.group_size}"
+    size = f" g{weights.group_size}" if weights.group_size else ""
+    return f"W{weights.num_bits}A16{'' if weights.symmetric else '_ASYM'}{size}"
 
 
 def _compressed_tensors_scheme(scheme: Scheme) -> Any:

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from qkit.protocol import QuantizeRequest
-from qkit.quantize.schemes import Scheme, scheme_for
+from qkit.quantize.schemes import EIGHT_BIT_METHODS, GROUPED_METHODS, Scheme, scheme_for
 from qkit.recipe import Method, Variant
 
-#: Methods that look at activations; FP8 with dynamic scales needs no data.
+#: Methods that look at activations; dynamic FP8 and round-to-nearest need no data.
 CALIBRATED_METHODS: tuple[Method, ...] = ("awq", "gptq", "smoothquant")
 
 Setting = str | int | float | bool | tuple[str, ...] | None
@@ -29,6 +29,7 @@ def scheme_of(variant: Variant) -> Scheme:
     """Return the scheme a variant's layers are stored in."""
     return scheme_for(
         variant.method,
+        weight_bits=variant.weight_bits,
         group_size=variant.group_size,
         symmetric=is_symmetric(variant),
         actorder=variant.actorder,
@@ -42,7 +43,10 @@ def scheme_label(variant: Variant) -> str:
     if variant.method == "smoothquant":
         return f"INT8 W8A8 (SmoothQuant {variant.smoothing_strength:g} + GPTQ)"
     kind = "sym" if is_symmetric(variant) else "asym"
-    label = f"W4A16 {kind} g{variant.group_size}"
+    size = f"g{variant.group_size}" if variant.weight_bits == 4 else "per channel"
+    label = f"W{variant.weight_bits}A16 {kind} {size}"
+    if variant.method == "rtn":
+        return f"{label} (round to nearest)"
     if variant.method == "gptq" and variant.actorder:
         label += f" actorder={variant.actorder}"
     return label
@@ -51,8 +55,12 @@ def scheme_label(variant: Variant) -> str:
 def settings_of(variant: Variant) -> Mapping[str, Setting]:
     """Return the settings that shape a variant, those its method does not read left out."""
     settings: dict[str, Setting] = {"ignore": variant.ignore}
-    if variant.method in ("awq", "gptq"):
-        settings |= {"group_size": variant.group_size, "symmetric": is_symmetric(variant)}
+    if variant.method in EIGHT_BIT_METHODS:
+        settings["weight_bits"] = variant.weight_bits
+    if variant.method in GROUPED_METHODS:
+        settings["symmetric"] = is_symmetric(variant)
+        if variant.weight_bits == 4:
+            settings["group_size"] = variant.group_size
     if variant.method in ("gptq", "smoothquant"):
         settings |= {"actorder": variant.actorder, "dampening_frac": variant.dampening_frac}
     if variant.method == "smoothquant":
@@ -86,6 +94,7 @@ def build_request(
         model_path=str(source),
         out_path=str(out),
         calibration_path=None if calibration is None else str(calibration),
+        weight_bits=variant.weight_bits,
         group_size=variant.group_size,
         symmetric=is_symmetric(variant),
         actorder=variant.actorder,

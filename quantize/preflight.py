@@ -40,8 +40,8 @@ def check_variant(checkpoint: Checkpoint, variant: Any) -> None:
 
     Args:
         checkpoint: The source.
-        variant: Anything with `method`, `group_size`, `actorder` and `ignore` (a recipe's Variant
-            or a worker's request).
+        variant: Anything with `method`, `weight_bits`, `group_size`, `actorder` and `ignore` (a
+            recipe's Variant or a worker's request).
 
     Raises:
         InputError: The first thing that is wrong.
@@ -97,13 +97,13 @@ def check_group_size(checkpoint: Checkpoint, variant: Any) -> None:
 
     Args:
         checkpoint: The source.
-        variant: Anything with `method`, `group_size` and `ignore` (a recipe's Variant or a
-            worker's request).
+        variant: Anything with `method`, `weight_bits`, `group_size` and `ignore` (a recipe's
+            Variant or a worker's request).
 
     Raises:
         InputError: Names the first layers and a group size that fits them all.
     """
-    if variant.method not in GROUPED_METHODS:
+    if variant.method not in GROUPED_METHODS or variant.weight_bits == 8:
         return
     targets = [lin for lin in checkpoint.linears if not is_ignored(lin.name, variant.ignore)]
     wrong = [lin for lin in targets if lin.in_features % variant.group_size]

@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 #: Methods in the order of the table; every one is made by `backend_llmcompressor`.
-METHODS = ("awq", "gptq", "fp8", "smoothquant")
-#: Methods that write W4A16 weights in groups.
-GROUPED_METHODS = ("awq", "gptq")
+METHODS = ("awq", "gptq", "fp8", "smoothquant", "rtn")
+#: Methods that write 4-bit weights in groups.
+GROUPED_METHODS = ("awq", "gptq", "rtn")
+#: Methods whose weights may have 8 bits instead, with one scale a row.
+EIGHT_BIT_METHODS = ("gptq", "rtn")
 GROUP_SIZES = (128, 64, 32)
 BF16_BYTES = 2
 INT32_BITS = 32
@@ -72,11 +74,14 @@ class Scheme:
         return self.format == "pack-quantized"
 
 
-def scheme_for(method: str, *, group_size: int, symmetric: bool, actorder: str | None) -> Scheme:
+def scheme_for(
+    method: str, *, group_size: int, symmetric: bool, actorder: str | None, weight_bits: int = 4
+) -> Scheme:
     """Return the scheme of a method.
 
-    AWQ and GPTQ write W4A16 in groups, FP8 writes E4M3 weights per channel with dynamic inputs
-    per token, SmoothQuant writes INT8 weights per channel with dynamic INT8 inputs per token.
+    AWQ, GPTQ and round-to-nearest write W4A16 in groups, the last two also W8A16 per channel; FP8
+    writes E4M3 weights per channel with dynamic inputs per token; SmoothQuant writes INT8 weights
+    per channel with dynamic INT8 inputs per token.
     The activation order applies to the two that run GPTQ.
 
     Raises:
@@ -84,8 +89,11 @@ def scheme_for(method: str, *, group_size: int, symmetric: bool, actorder: str |
     """
     if method == "awq":
         return Scheme(WeightFormat(4, "int", "group", group_size, symmetric), None)
-    if method == "gptq":
-        return Scheme(WeightFormat(4, "int", "group", group_size, symmetric, actorder), None)
+    if method in EIGHT_BIT_METHODS:
+        order = actorder if method == "gptq" else None
+        if weight_bits == 8:
+            return Scheme(WeightFormat(8, "int", "channel", None, symmetric, order), None)
+        return Scheme(WeightFormat(4, "int", "group", group_size, symmetric, order), None)
     if method == "fp8":
         return Scheme(WeightFormat(8, "float", "channel", None, True), ActivationFormat(8, "float"))
     if method == "smoothquant":

@@ -38,11 +38,12 @@ class QuantizeRequest:
     """One checkpoint to quantize with one method.
 
     Attributes:
-        method: "awq", "gptq", "fp8" or "smoothquant".
+        method: "awq", "gptq", "fp8", "smoothquant" or "rtn".
         model_path: Source checkpoint folder.
         out_path: Folder the worker writes the checkpoint to; it must not exist.
         calibration_path: JSON Lines file, one list of token ids a line, or None for data-free
             methods.
+        weight_bits: Bits of a weight of "gptq" and "rtn", 4 or 8.
         group_size: Weight group size of the W4A16 schemes.
         symmetric: Whether W4A16 weights have no zero point.
         actorder: GPTQ activation order, "static", "group" or None.
@@ -58,6 +59,7 @@ class QuantizeRequest:
     model_path: str
     out_path: str
     calibration_path: str | None
+    weight_bits: int
     group_size: int
     symmetric: bool
     actorder: str | None

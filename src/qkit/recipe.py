@@ -15,13 +15,25 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from qkit.errors import InputError, nearest
 
-Method = Literal["awq", "gptq", "fp8", "smoothquant"]
+Method = Literal["awq", "gptq", "fp8", "smoothquant", "rtn"]
 METHODS: tuple[Method, ...] = get_args(Method)
+#: What is made when nothing is chosen. Round-to-nearest is a yardstick, not a form to serve.
+DEFAULT_METHODS: tuple[Method, ...] = ("awq", "gptq", "fp8", "smoothquant")
 BASELINE = "bf16"
 BENCH_SUITE = "bench"
 RECIPES_DIR = Path(__file__).resolve().parent / "recipes"
 #: A model or data path with this prefix lies beside the recipes that ship with qkit.
 BUILTIN_PREFIX = "qkit:"
+
+#: Settings of a variant and the methods that read them.
+VARIANT_FIELDS: dict[str, tuple[Method, ...]] = {
+    "weight_bits": ("gptq", "rtn"),
+    "group_size": ("awq", "gptq", "rtn"),
+    "symmetric": ("awq", "gptq", "rtn"),
+    "actorder": ("gptq", "smoothquant"),
+    "dampening_frac": ("gptq", "smoothquant"),
+    "smoothing_strength": ("smoothquant",),
+}
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=80)]
 
@@ -51,9 +63,11 @@ class Variant(Strict):
     method: Method
     #: Row's name; the method's by default.
     name: Name | None = None
+    #: Bits of a weight, of gptq and rtn. 8-bit weights have one scale a row instead of groups.
+    weight_bits: Literal[4, 8] = 4
     #: Weight group size of the W4A16 schemes.
     group_size: Literal[32, 64, 128] = 128
-    #: W4A16 without zero point; by default False for awq and True for gptq.
+    #: Weights without zero point; by default False for awq and True for gptq and rtn.
     symmetric: bool | None = None
     #: GPTQ activation order.
     actorder: Literal["static", "group"] | None = "static"
@@ -64,6 +78,18 @@ class Variant(Strict):
     ignore: tuple[str, ...] = ("lm_head",)
     #: Calibration of this variant alone.
     calibration: Calibration | None = None
+
+    @model_validator(mode="after")
+    def _read(self) -> Variant:
+        """Refuse a setting the method does not read: it would be taken for an effect."""
+        for field, methods in VARIANT_FIELDS.items():
+            unset = getattr(self, field) == type(self).model_fields[field].default
+            if self.method not in methods and not unset:
+                verb = "do" if len(methods) > 1 else "does"
+                raise ValueError(f"{self.method} does not read `{field}`; {_and(methods)} {verb}")
+        if self.weight_bits == 8 and self.group_size != 128:
+            raise ValueError("8-bit weights have one scale a row: leave `group_size` out")
+        return self
 
     @property
     def label(self) -> str:
@@ -139,7 +165,7 @@ class Recipe(Strict):
     trust_remote_code: bool = False
     accelerator: Literal["auto", "cpu", "cuda"] = "auto"
     calibration: Calibration = Calibration()
-    variants: tuple[Variant, ...] = tuple(Variant(method=method) for method in METHODS)
+    variants: tuple[Variant, ...] = tuple(Variant(method=method) for method in DEFAULT_METHODS)
     serve: Serve = Serve()
     accuracy: tuple[AccuracySuite, ...] = (AccuracySuite(task="mmlu", num_fewshot=5),)
     bench: BenchSuite | None = BenchSuite()
@@ -244,6 +270,10 @@ def parse_recipe(data: dict[str, Any], *, where: str) -> Recipe:
             ),
         }
     )
+
+
+def _and(names: tuple[str, ...]) -> str:
+    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
 
 
 def _resolved(calibration: Calibration) -> Calibration:

@@ -35,7 +35,7 @@ TAIL_LINES = 12
 RECORDED = ("VLLM_", "OMP_", "CUDA_VISIBLE_DEVICES", "MKL_")
 #: Methods whose layers Marlin has a true kernel for. INT8 W8A8 has none, and FP8 with native
 #: support would fall back from W8A8 to weight-only.
-WEIGHT_ONLY_METHODS = frozenset({"awq", "gptq"})
+WEIGHT_ONLY_METHODS = frozenset({"awq", "gptq", "rtn"})
 #: First compute capability with FP8 tensor cores (Ada); below it FP8 runs weight-only.
 FP8_CAPABILITY = (8, 9)
 

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from fakes.checkpoints import TinyQwen2
 
 from qkit.cli import cli
-from qkit.recipe import METHODS
+from qkit.recipe import DEFAULT_METHODS
 
 
 @pytest.fixture(autouse=True)
@@ -124,7 +124,7 @@ def test_a_missing_calibration_file_is_found_before_anything_starts(checkpoint):
 def test_out_takes_one_variant(checkpoint):
     code, output = qkit("quantize", "--model", checkpoint, "--out", "here")
     assert code == 2
-    assert f"--out takes one variant, and this makes {len(METHODS)}" in output
+    assert f"--out takes one variant, and this makes {len(DEFAULT_METHODS)}" in output
 
 
 def test_a_taken_port_is_named(checkpoint, tmp_path, monkeypatch):

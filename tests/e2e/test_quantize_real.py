@@ -73,7 +73,13 @@ def make(
 @pytest.mark.parametrize(
     ("method", "ratio"),
     # Of the quantized layers' 16-bit bytes, by the scheme's arithmetic.
-    [("awq", 4.16 / 16), ("gptq", 4.13 / 16), ("fp8", 8.06 / 16), ("smoothquant", 8.06 / 16)],
+    [
+        ("awq", 4.16 / 16),
+        ("gptq", 4.13 / 16),
+        ("fp8", 8.06 / 16),
+        ("smoothquant", 8.06 / 16),
+        ("rtn", 4.13 / 16),
+    ],
 )
 def test_each_method_as_it_is_by_default(
     tmp_path: Path,
@@ -103,7 +109,7 @@ def test_each_method_as_it_is_by_default(
     assert record.ignored_modules == ("lm_head",)
     assert record.peak_memory_bytes > 0
     assert record.versions.keys() >= {"llmcompressor", "compressed-tensors", "torch"}
-    assert (record.calibration is None) == (method == "fp8")
+    assert (record.calibration is None) == (method in ("fp8", "rtn"))
     assert "mean KL" in record.load_check
     assert "top-1 agreement" in record.load_check
     assert 0 < record.mean_kl < 1
@@ -126,6 +132,8 @@ def test_each_method_as_it_is_by_default(
     "variant",
     [
         Variant(method="awq", symmetric=True, group_size=64),
+        Variant(method="gptq", weight_bits=8),
+        Variant(method="rtn", weight_bits=8, symmetric=False),
         Variant(
             method="gptq",
             symmetric=False,

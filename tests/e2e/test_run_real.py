@@ -1,4 +1,4 @@
-"""The main job on real parts: llm-compressor makes four variants, vLLM serves all five."""
+"""The main job on real parts: llm-compressor makes five variants, vLLM serves all six."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from qkit.cli import cli
-from qkit.recipe import METHODS, BenchSuite, load_recipe
+from qkit.recipe import METHODS, BenchSuite, Variant, load_recipe
 from qkit.reporting import Silent
 from qkit.run import Job
 from qkit.store import RunStore
@@ -21,6 +21,7 @@ KERNELS = {
     "gptq": "CPUWNA16LinearKernel",
     "fp8": "ChannelWiseTorchFP8ScaledMMLinearKernel",
     "smoothquant": "CPUInt8ScaledMMLinearKernel",
+    "rtn": "CPUWNA16LinearKernel",
 }
 QUESTIONS = 100
 
@@ -43,7 +44,9 @@ def recipe():
         output_tokens=8, repeat_baseline=False,
     )  # fmt: skip
     questions = demo.accuracy[0].model_copy(update={"limit": QUESTIONS})
-    return demo.model_copy(update={"bench": bench, "accuracy": (questions,)})
+    variants = (*demo.variants, Variant(method="rtn"))
+    assert {variant.method for variant in variants} == set(METHODS)
+    return demo.model_copy(update={"bench": bench, "accuracy": (questions,), "variants": variants})
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +69,7 @@ def matrix(finished):
 
 def test_every_variant_is_a_row_with_the_kernel_that_ran(matrix):
     assert {row["variant"]: row["kernel"] for row in matrix["rows"]} == KERNELS
-    assert [row["status"] for row in matrix["rows"]] == ["ok"] * 5
+    assert [row["status"] for row in matrix["rows"]] == ["ok"] * 6
     assert matrix["rows"][0]["variant"] == matrix["baseline"] == "bf16"
 
 
@@ -102,11 +105,11 @@ def test_every_level_has_latency_throughput_and_ratios(matrix):
 
 def test_nothing_is_done_again(recipe, finished):
     store, done = finished
-    assert len(done) == 4 + 5 * 3
+    assert len(done) == 5 + 6 * 3
     reporter = Kept()
     outcome = Job(recipe, store, reporter).run()
     assert reporter.done == []
-    assert (outcome.done, outcome.skipped) == (0, 4 + 5 * 2)
+    assert (outcome.done, outcome.skipped) == (0, 5 + 6 * 2)
 
 
 def test_a_variant_says_how_it_was_made(finished):
@@ -116,7 +119,7 @@ def test_a_variant_says_how_it_was_made(finished):
         assert record.method == method
         assert record.versions["llmcompressor"]
         assert record.ignored_modules == ("lm_head",)
-        assert (record.calibration is None) == (method == "fp8")
+        assert (record.calibration is None) == (method in ("fp8", "rtn"))
         assert 0.5 < record.top1_agreement <= 1
         assert record.mean_kl > 0
 

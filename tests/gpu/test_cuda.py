@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from qkit.assemble import load_matrix
-from qkit.recipe import METHODS, BenchSuite, Serve, load_recipe
+from qkit.recipe import DEFAULT_METHODS as METHODS
+from qkit.recipe import BenchSuite, Serve, load_recipe
 from qkit.run import Job
 from qkit.store import RunStore
 

@@ -21,6 +21,7 @@ REQUEST = QuantizeRequest(
     model_path="/models/a",
     out_path="/models/b",
     calibration_path=None,
+    weight_bits=4,
     group_size=128,
     symmetric=False,
     actorder=None,

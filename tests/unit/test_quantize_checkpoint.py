@@ -412,7 +412,9 @@ def test_group_size_must_divide_every_layer(
     tmp_path: Path, sizes: dict[str, int], group_size: int, suggested: str
 ) -> None:
     checkpoint = inspect_checkpoint(TinyQwen2(**sizes).write(tmp_path / "model"))
-    variant = SimpleNamespace(method="gptq", group_size=group_size, ignore=("lm_head",))
+    variant = SimpleNamespace(
+        method="gptq", weight_bits=4, group_size=group_size, ignore=("lm_head",)
+    )
     with pytest.raises(InputError) as caught:
         check_group_size(checkpoint, variant)
     assert caught.value.what == (

@@ -35,6 +35,17 @@ from qkit.recipe import Variant
             "W4A16 asym g64 actorder=static",
             "pack-quantized",
         ),
+        (
+            Variant(method="gptq", weight_bits=8),
+            "W8A16 sym per channel actorder=static",
+            "pack-quantized",
+        ),
+        (Variant(method="rtn"), "W4A16 sym g128 (round to nearest)", "pack-quantized"),
+        (
+            Variant(method="rtn", weight_bits=8, symmetric=False),
+            "W8A16 asym per channel (round to nearest)",
+            "pack-quantized",
+        ),
         (Variant(method="fp8"), "FP8 dynamic (W8A8)", "float-quantized"),
         (
             Variant(method="smoothquant"),
@@ -54,8 +65,8 @@ def test_the_recipe_and_the_schemes_know_the_same_methods() -> None:
         scheme_for("nf4", group_size=128, symmetric=True, actorder=None)
 
 
-def test_only_fp8_needs_no_calibration() -> None:
-    assert [method for method in METHODS if not needs_calibration(method)] == ["fp8"]
+def test_dynamic_fp8_and_round_to_nearest_need_no_calibration() -> None:
+    assert [method for method in METHODS if not needs_calibration(method)] == ["fp8", "rtn"]
 
 
 def test_layer_bytes_by_hand() -> None:
@@ -110,7 +121,6 @@ def test_a_request_carries_every_setting_and_survives_json() -> None:
         symmetric=False,
         actorder=None,
         dampening_frac=0.05,
-        smoothing_strength=0.5,
         ignore=("lm_head", "re:.*down_proj$"),
     )
     request = build_request(
@@ -127,11 +137,12 @@ def test_a_request_carries_every_setting_and_survives_json() -> None:
         model_path="/models/qwen",
         out_path="/out/gptq",
         calibration_path="/data/calibration.jsonl",
+        weight_bits=4,
         group_size=64,
         symmetric=False,
         actorder=None,
         dampening_frac=0.05,
-        smoothing_strength=0.5,
+        smoothing_strength=0.8,
         ignore=("lm_head", "re:.*down_proj$"),
         seed=7,
         device="cpu",
@@ -144,6 +155,11 @@ def test_a_request_carries_every_setting_and_survives_json() -> None:
 def test_settings_are_those_the_method_reads() -> None:
     assert set(settings_of(Variant(method="awq"))) == {"ignore", "group_size", "symmetric"}
     assert set(settings_of(Variant(method="fp8"))) == {"ignore"}
+    assert set(settings_of(Variant(method="rtn", weight_bits=8))) == {
+        "ignore",
+        "weight_bits",
+        "symmetric",
+    }
     assert settings_of(Variant(method="smoothquant"))["smoothing_strength"] == 0.8
     assert settings_of(Variant(method="gptq"))["symmetric"] is True
     assert settings_of(Variant(method="awq"))["symmetric"] is False

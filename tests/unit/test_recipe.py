@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from qkit.errors import InputError
-from qkit.recipe import METHODS, Recipe, builtin_recipes, load_recipe, parse_recipe
+from qkit.recipe import DEFAULT_METHODS, METHODS, Recipe, builtin_recipes, load_recipe, parse_recipe
 
 SMALL = {"name": "a", "model": "m"}
 
@@ -12,7 +12,7 @@ SMALL = {"name": "a", "model": "m"}
 def test_every_shipped_recipe_is_valid_and_says_how_to_run_it(name):
     recipe = load_recipe(name)
     assert recipe.name == name
-    assert {variant.method for variant in recipe.variants} == set(METHODS)
+    assert {variant.method for variant in recipe.variants} == set(DEFAULT_METHODS)
     assert f"qkit run {name}" in builtin_recipes()[name].read_text()
 
 
@@ -38,6 +38,14 @@ def test_the_defaults_are_those_of_a_gpu_node():
         ({"variants": [{"method": "awq", "name": "bf16"}]}, "'bf16' is the baseline's name"),
         ({"variants": [{"method": "awq", "name": "../x"}]}, "variants.0.name: String should match"),
         ({"variants": [{"method": "awq", "group_size": 100}]}, "group_size: Input should be 32"),
+        (
+            {"variants": [{"method": "fp8", "group_size": 64}]},
+            "variants.0: fp8 does not read `group_size`; awq, gptq and rtn do",
+        ),
+        (
+            {"variants": [{"method": "rtn", "weight_bits": 8, "group_size": 64}]},
+            "variants.0: 8-bit weights have one scale a row",
+        ),
         ({"calibration": {"sample": 3}}, "calibration.sample: unknown key, did you mean 'samples'"),
         ({"calibration": {"samples": 0}}, "calibration.samples: Input should be greater than"),
         ({"serve": {"kernal": "x"}}, "serve.kernal: unknown key, did you mean 'kernel'?"),
@@ -70,6 +78,10 @@ def test_a_file_that_is_no_recipe_is_refused(tmp_path, text, message):
     path.write_text(text)
     with pytest.raises(InputError, match=message):
         load_recipe(str(path))
+
+
+def test_round_to_nearest_is_made_only_when_asked_for():
+    assert set(METHODS) - set(DEFAULT_METHODS) == {"rtn"}
 
 
 def test_an_unknown_recipe_gets_the_nearest_name():

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import click
 
-from qkit.recipe import METHODS, Recipe, Strict, Variant, load_recipe
+from qkit.recipe import DEFAULT_METHODS, Recipe, Strict, Variant, load_recipe
 
 S = TypeVar("S", bound=Strict)
 #: Recipe taken in the current folder when none is given.
@@ -78,7 +78,7 @@ def slug(text: str) -> str:
 def variants_for(recipe: Recipe, methods: tuple[str, ...]) -> tuple[Variant, ...]:
     """Return the recipe's variants of some methods; a method it lacks gets the defaults."""
     found: list[Variant] = []
-    for method in methods or METHODS:
+    for method in methods or DEFAULT_METHODS:
         own = [variant for variant in recipe.variants if variant.method == method]
         found += own or [Variant.model_validate({"method": method})]
     return tuple(found)

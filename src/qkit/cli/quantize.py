@@ -16,7 +16,7 @@ from qkit.recipe import METHODS
     "methods",
     type=click.Choice(METHODS),
     multiple=True,
-    help="Method; may be given several times. Default: all of the recipe's.",
+    help="Method; may be given several times. Default: all but rtn.",
 )
 @click.option("--model", help="Checkpoint folder or hub name, in place of the recipe's.")
 @options.recipe
