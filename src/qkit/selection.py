@@ -14,7 +14,7 @@ from qkit.plan import Group, cells_of
 from qkit.recipe import BASELINE, BENCH_SUITE, AccuracySuite, BenchSuite, Recipe
 from qkit.server import RunningServer, attach, model_root
 from qkit.store import RunStore
-from qkit.subjects import attached_subject, subject_of
+from qkit.subjects import attached_subject, label_of, subject_of
 
 
 @dataclass(frozen=True)
@@ -112,8 +112,7 @@ def folder_groups(
         path = Path(folder).resolve()
         if path in paths.values():
             continue
-        # In a run's folder every checkpoint is called "model"; the variant's name says more.
-        label = path.parent.name if path.name == "model" else path.name
+        label = label_of(path)
         if label in paths:
             raise InputError(
                 f"two folders are called {label!r}", where=path, fix="rename one of them"

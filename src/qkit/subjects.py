@@ -11,6 +11,15 @@ from qkit.quantize.checkpoint import Checkpoint, inspect_checkpoint, split_bytes
 from qkit.store import VARIANT_FILE, read_variant
 
 
+def label_of(folder: Path) -> str:
+    """Return the name of a checkpoint folder's row.
+
+    In a run every checkpoint's folder is called "model", and the variant's name says more.
+    """
+    path = folder.resolve()
+    return path.parent.name if path.name == "model" else path.name
+
+
 def subject_of(label: str, path: Path) -> Subject:
     """Inspect a checkpoint folder and return it as something to measure.
 

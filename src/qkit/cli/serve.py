@@ -40,7 +40,7 @@ def serve(
     from qkit.server import ServerSpec
     from qkit.server import serve as start
     from qkit.store import RunStore, artifacts_dir
-    from qkit.subjects import subject_of
+    from qkit.subjects import label_of, subject_of
 
     recipe = options.with_values(options.chosen_recipe(recipe_name, None), accelerator=accelerator)
     store = RunStore(artifacts_dir() / recipe.name)
@@ -53,7 +53,7 @@ def serve(
             where=folder,
             fix="give a folder, or make the variant with `qkit quantize`",
         )
-    subject = subject_of(options.slug(variant), folder)
+    subject = subject_of(BASELINE if variant == BASELINE else label_of(folder), folder)
     device = detect_accelerator(recipe.accelerator)
     spec = ServerSpec(
         python=environments.python_of("serve", device),
