@@ -6,12 +6,15 @@ Runs inside a backend's environment (torch and transformers), whatever the backe
 from __future__ import annotations
 
 import gc
+import json
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from qkit.errors import MeasurementError
+from qkit.quantize.checkpoint import CONFIG_FILE
 
 #: A few hundred tokens of plain text, the same for every variant, so that figures compare.
 CHECK_TEXT = """\
@@ -36,6 +39,14 @@ def area(width, height):
     return width * height
 """
 MAX_TOKENS = 256
+#: First transformers whose `from_pretrained` takes `dtype` in place of `torch_dtype`.
+DTYPE_ARGUMENT = (4, 56)
+
+#: First transformers that reads `rope_parameters`.
+ROPE_PARAMETERS = (5, 0)
+
+#: Loads a checkpoint folder as a causal language model.
+Loader = Callable[[Path], Any]
 
 
 @dataclass(frozen=True)
@@ -119,15 +130,28 @@ def source_reference(source: Path, *, device: str, trust_remote_code: bool) -> R
 
 
 def check_saved(
-    reference: Reference, saved: Path, *, device: str, trust_remote_code: bool
+    reference: Reference,
+    saved: Path,
+    *,
+    device: str,
+    trust_remote_code: bool,
+    load: Loader | None = None,
 ) -> LogitsReport:
     """Load a saved variant and compare it with its source.
+
+    Args:
+        reference: What `source_reference` returned.
+        saved: Folder of the variant.
+        device: "cpu" or "cuda".
+        trust_remote_code: Whether the checkpoint's own Python code may run.
+        load: The backend's own loader, for a format its transformers cannot read; by default
+            transformers loads it.
 
     Raises:
         MeasurementError: It does not load, or `LogitsReport.problem` finds something.
     """
     try:
-        logits = next_token_logits(saved, reference.ids, device, trust_remote_code)
+        logits = next_token_logits(saved, reference.ids, device, trust_remote_code, load)
     except Exception as error:
         raise MeasurementError(
             f"the saved checkpoint does not load again: {type(error).__name__}: {error}",
@@ -144,18 +168,14 @@ def check_saved(
     return report
 
 
-def next_token_logits(path: Path, ids: list[int], device: str, trust_remote_code: bool) -> Any:
+def next_token_logits(
+    path: Path, ids: list[int], device: str, trust_remote_code: bool, load: Loader | None = None
+) -> Any:
     """Return float32 logits of shape (tokens, vocabulary) on the CPU."""
     import torch
-    from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(
-        path,
-        dtype="auto",
-        # "auto" spreads a model that is larger than one GPU.
-        device_map="auto" if device == "cuda" else None,
-        trust_remote_code=trust_remote_code,
-    ).eval()
+    model = load(path) if load else _load(path, device, trust_remote_code)
+    model.eval()
     with torch.inference_mode():
         logits = model(torch.tensor([ids], device=model.device), use_cache=False).logits[0]
         logits = logits.float().cpu()
@@ -164,6 +184,39 @@ def next_token_logits(path: Path, ids: list[int], device: str, trust_remote_code
     if device == "cuda":
         torch.cuda.empty_cache()
     return logits
+
+
+def _load(path: Path, device: str, trust_remote_code: bool) -> Any:
+    import transformers
+
+    version = tuple(map(int, transformers.__version__.split(".")[:2]))
+    argument = "dtype" if version >= DTYPE_ARGUMENT else "torch_dtype"
+    return transformers.AutoModelForCausalLM.from_pretrained(
+        path,
+        # "auto" spreads a model that is larger than one GPU.
+        device_map="auto" if device == "cuda" else None,
+        trust_remote_code=trust_remote_code,
+        **{argument: "auto"},
+        **old_rope_settings(path, version),
+    )
+
+
+def old_rope_settings(path: Path, version: tuple[int, ...]) -> dict[str, Any]:
+    """Return the rotary settings of a config that older transformers would overlook.
+
+    transformers 5 writes them as `rope_parameters`; before, they were `rope_theta` and
+    `rope_scaling`, and a config without these is read with a theta of 10,000.
+    """
+    config = json.loads((path / CONFIG_FILE).read_text(encoding="utf-8"))
+    found = config.get("rope_parameters")
+    if version >= ROPE_PARAMETERS or not isinstance(found, dict):
+        return {}
+    settings: dict[str, Any] = {}
+    if "rope_theta" not in config and "rope_theta" in found:
+        settings["rope_theta"] = found["rope_theta"]
+    if config.get("rope_scaling") is None and found.get("rope_type", "default") != "default":
+        settings["rope_scaling"] = {k: v for k, v in found.items() if k != "rope_theta"}
+    return settings
 
 
 def compare_logits(reference: Any, logits: Any) -> LogitsReport:

@@ -12,12 +12,22 @@ import re
 import resource
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from qkit.errors import EnvironmentMissingError, MeasurementError
 from qkit.protocol import QuantizeRequest, QuantizeResult
-from qkit.quantize.schemes import Scheme, is_ignored, scheme_for
+from qkit.quantize.backend_damping import damping_retries
+from qkit.quantize.schemes import (
+    KV_CACHE_FP8,
+    ActivationFormat,
+    KvCacheFormat,
+    Scheme,
+    WeightFormat,
+    is_ignored,
+    scheme_for,
+)
 from qkit.quantize.source_files import keep_source_files
 
 REQUEST = QuantizeRequest
@@ -62,7 +72,11 @@ def run(request: QuantizeRequest, progress: ProgressCallback) -> QuantizeResult:
     tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=trust)
     progress("load", 1, 1)
 
-    with _collected_messages() as messages, _layer_progress(model, progress):
+    with (
+        _collected_messages() as messages,
+        damping_retries(model) as retries,
+        _layer_progress(model, progress),
+    ):
         _oneshot(model, tokenizer, request)
     quantized, ignored = _sort_modules(model)
     _check_all_quantized(quantized, ignored, request)
@@ -81,7 +95,7 @@ def run(request: QuantizeRequest, progress: ProgressCallback) -> QuantizeResult:
         quantized_modules=quantized,
         ignored_modules=ignored,
         skipped_mappings=tuple(messages.skipped),
-        notes=(*messages.warnings, *_cpu_awq_note(request)),
+        notes=(*retries.notes(), *messages.warnings, *_cpu_awq_note(request)),
         load_check=report.summary(),
         mean_kl=report.mean_kl,
         top1_agreement=report.top1_agreement,
@@ -115,6 +129,7 @@ def _modifiers(request: QuantizeRequest) -> list[Any]:
     groups: dict[str, Any] = {
         "config_groups": {"group_0": _compressed_tensors_scheme(_scheme(request))},
         "ignore": list(request.ignore),
+        "kv_cache_scheme": _quantization_args(KV_CACHE_FP8) if request.kv_cache else None,
     }
     gptq = {**groups, "dampening_frac": request.dampening_frac, "actorder": request.actorder}
     if request.method == "awq":
@@ -123,10 +138,11 @@ def _modifiers(request: QuantizeRequest) -> list[Any]:
         return [GPTQModifier(**gptq)]
     if request.method in ("fp8", "rtn"):
         return [QuantizationModifier(**groups)]
-    return [
-        SmoothQuantModifier(smoothing_strength=request.smoothing_strength),
-        GPTQModifier(**gptq),
-    ]
+    # Each modifier has a pass of its own, so inputs are measured as smoothed.
+    smooth = SmoothQuantModifier(smoothing_strength=request.smoothing_strength)
+    if request.rounding == "rtn":
+        return [smooth, QuantizationModifier(**groups)]
+    return [smooth, GPTQModifier(**gptq)]
 
 
 def _scheme(request: QuantizeRequest) -> Scheme:
@@ -136,45 +152,42 @@ def _scheme(request: QuantizeRequest) -> Scheme:
         group_size=request.group_size,
         symmetric=request.symmetric,
         actorder=request.actorder,
+        scales=request.scales,
+        rounding=request.rounding,
     )
 
 
 def _scheme_name(scheme: Scheme) -> str:
     """Return the scheme in llm-compressor's spelling, with the group size."""
-    weights = scheme.weights
+    weights, inputs = scheme.weights, scheme.activations
     if weights.type == "float":
-        return "FP8_DYNAMIC"
-    if scheme.activations:
-        return "W8A8"
+        return {"tensor": "FP8", "channel": "FP8_DYNAMIC", "block": "FP8_BLOCK"}[weights.strategy]
+    if inputs:
+        return "W8A8" if inputs.dynamic else "W8A8 static"
     size = f" g{weights.group_size}" if weights.group_size else ""
     return f"W{weights.num_bits}A16{'' if weights.symmetric else '_ASYM'}{size}"
 
 
 def _compressed_tensors_scheme(scheme: Scheme) -> Any:
-    from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+    from compressed_tensors.quantization import QuantizationScheme
 
-    weights, inputs = scheme.weights, scheme.activations
+    inputs = scheme.activations
     return QuantizationScheme(
         targets=["Linear"],
-        weights=QuantizationArgs(
-            num_bits=weights.num_bits,
-            type=weights.type,
-            strategy=weights.strategy,
-            group_size=weights.group_size,
-            symmetric=weights.symmetric,
-            dynamic=False,
-            actorder=weights.actorder,
-        ),
-        input_activations=None
-        if inputs is None
-        else QuantizationArgs(
-            num_bits=inputs.num_bits,
-            type=inputs.type,
-            strategy=inputs.strategy,
-            symmetric=inputs.symmetric,
-            dynamic=inputs.dynamic,
-        ),
+        weights=_quantization_args(scheme.weights),
+        input_activations=None if inputs is None else _quantization_args(inputs),
     )
+
+
+def _quantization_args(part: WeightFormat | ActivationFormat | KvCacheFormat) -> Any:
+    """Return what compressed-tensors calls one part of a scheme: the same fields by name."""
+    from compressed_tensors.quantization import QuantizationArgs
+
+    settings = {key: value for key, value in asdict(part).items() if value is not None}
+    if not settings.get("dynamic", False) and not isinstance(part, WeightFormat):
+        # The extremes over all samples; the default is a moving average, which forgets.
+        settings["observer"] = "static_minmax"
+    return QuantizationArgs(**settings)
 
 
 def _calibration_set(path: Path) -> Any:
@@ -189,12 +202,13 @@ def _sort_modules(model: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the names of the quantized and of the kept Linear layers."""
     import torch
 
-    quantized, ignored = [], []
+    quantized: list[str] = []
+    ignored: list[str] = []
     for name, module in model.named_modules():
-        if getattr(module, "quantization_scheme", None) is not None:
-            quantized.append(name)
-        elif isinstance(module, torch.nn.Linear):
-            ignored.append(name)
+        # With KV-cache scales the attention modules have a scheme as well.
+        if isinstance(module, torch.nn.Linear):
+            has_scheme = getattr(module, "quantization_scheme", None) is not None
+            (quantized if has_scheme else ignored).append(name)
     return tuple(quantized), tuple(ignored)
 
 

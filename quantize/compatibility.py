@@ -117,7 +117,10 @@ def check_tensor_parallel(
         for linear in checkpoint.linears
         if linear.name.endswith(ROW_PARALLEL) and not is_ignored(linear.name, variant.ignore)
     ]
-    unit = scheme_of(variant).weights.group_size or 1
+    weights = scheme_of(variant).weights
+    if weights.block_structure is not None:
+        return _split_blocks(checkpoint, variant, weights.block_structure, size)
+    unit = weights.group_size or 1
     broken = _broken(split, unit, size)
     if not broken:
         return TensorParallelVerdict(size)
@@ -126,6 +129,27 @@ def check_tensor_parallel(
         for kind, inputs in broken
     )
     return TensorParallelVerdict(size, obstacles, _fix(checkpoint, split, unit, size))
+
+
+def _split_blocks(
+    checkpoint: Checkpoint, variant: Variant, block: tuple[int, int], size: int
+) -> TensorParallelVerdict:
+    """Say whether every card holds whole blocks, as vLLM's `validate_fp8_block_shape` asks."""
+    wrong = {}
+    for linear in checkpoint.linears:
+        part = split_linear(linear, checkpoint, size)
+        if (part[0] % block[0] or part[1] % block[1]) and not is_ignored(
+            linear.name, variant.ignore
+        ):
+            wrong[linear.name.rpartition(".")[2]] = part
+    return TensorParallelVerdict(
+        size,
+        tuple(
+            f"{kind}: {rows:,} x {columns:,} a card, not whole blocks of {block[0]} x {block[1]}"
+            for kind, (rows, columns) in sorted(wrong.items())
+        ),
+        "scales: dynamic (one scale a row)" if wrong else None,
+    )
 
 
 def padded_size(inputs: int, group_size: int, tensor_parallel: int) -> int:

@@ -101,8 +101,8 @@ def parameter_count(checkpoint: Checkpoint) -> int:
 def weight_bytes(checkpoint: Checkpoint, variant: Variant | None) -> WeightBytes:
     """Return the bytes a variant's weights will take on disk; None is the source itself.
 
-    As `split_bytes` counts them in what was saved: biases are not quantized, and a head stored
-    beside tied embeddings is not kept.
+    As `split_bytes` counts them in what was saved: biases are not quantized, a head stored beside
+    tied embeddings is not kept, and KV-cache scales are two numbers a layer.
     """
     if variant is None:
         quantized, rest = split_bytes(checkpoint)
@@ -116,17 +116,22 @@ def weight_bytes(checkpoint: Checkpoint, variant: Variant | None) -> WeightBytes
             tensor.bytes
             for name, tensor in checkpoint.tensors.items()
             if name not in replaced and not _is_dropped(name, checkpoint)
-        ),
+        )
+        + (2 * checkpoint.num_layers * BF16_BYTES if variant.kv_cache else 0),
     )
 
 
-def kv_bytes_per_token(checkpoint: Checkpoint, *, tensor_parallel: int = 1) -> int:
-    """Return the 16-bit KV-cache bytes of one token on one card.
+def kv_bytes_per_token(
+    checkpoint: Checkpoint, variant: Variant | None = None, *, tensor_parallel: int = 1
+) -> int:
+    """Return the KV-cache bytes of one token on one card.
 
-    2 (key and value) x layers x key/value heads of the card x head size x 2 bytes.
+    2 (key and value) x layers x key/value heads of the card x head size x 2 bytes, or 1 byte where
+    the variant has FP8 scales for its cache.
     """
     heads = kv_heads_per_card(checkpoint, tensor_parallel)
-    return 2 * checkpoint.num_layers * heads * checkpoint.head_dim * BF16_BYTES
+    size = 1 if variant is not None and variant.kv_cache else BF16_BYTES
+    return 2 * checkpoint.num_layers * heads * checkpoint.head_dim * size
 
 
 def card_bytes(checkpoint: Checkpoint, variant: Variant | None, *, tensor_parallel: int = 1) -> int:
@@ -216,7 +221,7 @@ def serving(
     reserve = reserve_bytes(
         checkpoint, device, tensor_parallel=tensor_parallel, max_num_seqs=max_num_seqs
     )
-    kv_bytes = kv_bytes_per_token(checkpoint, tensor_parallel=tensor_parallel)
+    kv_bytes = kv_bytes_per_token(checkpoint, variant, tensor_parallel=tensor_parallel)
     room = int(device.memory_bytes * gpu_memory_utilization) - weights - reserve
     blocks = max(0, room) // (kv_bytes * BLOCK_TOKENS)
     requests = blocks // -(-length // BLOCK_TOKENS)
@@ -241,7 +246,7 @@ def serving(
 
 def disk_bytes(checkpoint: Checkpoint, variant: Variant, calibration: Calibration) -> int:
     """Return what making a variant writes: weights, the files beside them, calibration tokens."""
-    tokens = calibration.samples * calibration.seq_len if needs_calibration(variant.method) else 0
+    tokens = calibration.samples * calibration.seq_len if needs_calibration(variant) else 0
     return (
         weight_bytes(checkpoint, variant).total
         + SIDE_FILES_BYTES
@@ -258,7 +263,7 @@ def memory_bytes(checkpoint: Checkpoint, variant: Variant, calibration: Calibrat
     about a warning, not about a refusal.
     """
     total = LIBRARIES_BYTES + checkpoint.weight_bytes + weight_bytes(checkpoint, variant).quantized
-    if not needs_calibration(variant.method):
+    if not needs_calibration(variant):
         return total
     tokens = calibration.samples * calibration.seq_len
     states = 2 * tokens * checkpoint.hidden_size * BF16_BYTES

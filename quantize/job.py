@@ -171,7 +171,7 @@ def put_in_place(partial: Path, out: Path) -> None:
 def _calibrate(
     variant: Variant, calibration: Calibration, source: Path, work: Path
 ) -> tuple[Path | None, CalibrationRecord | None]:
-    if not needs_calibration(variant.method):
+    if not needs_calibration(variant):
         return None, None
     path = (work / CALIBRATION_FILE).resolve()
     return path, prepare_calibration(calibration, tokenizer_path=source, out=path)

@@ -9,15 +9,23 @@ from qkit.protocol import QuantizeRequest
 from qkit.quantize.schemes import EIGHT_BIT_METHODS, GROUPED_METHODS, Scheme, scheme_for
 from qkit.recipe import Method, Variant
 
-#: Methods that look at activations; dynamic FP8 and round-to-nearest need no data.
+#: Methods that look at activations whatever their settings.
 CALIBRATED_METHODS: tuple[Method, ...] = ("awq", "gptq", "smoothquant")
 
 Setting = str | int | float | bool | tuple[str, ...] | None
 
 
-def needs_calibration(method: str) -> bool:
-    """Tell whether a method needs calibration data."""
-    return method in CALIBRATED_METHODS
+def needs_calibration(variant: Variant) -> bool:
+    """Tell whether a variant needs calibration data.
+
+    FP8 with scales measured while serving and round-to-nearest need none, unless the scales of the
+    KV cache are wanted.
+    """
+    return (
+        variant.method in CALIBRATED_METHODS
+        or variant.scales == "static"
+        or variant.kv_cache is not None
+    )
 
 
 def is_symmetric(variant: Variant) -> bool:
@@ -33,15 +41,24 @@ def scheme_of(variant: Variant) -> Scheme:
         group_size=variant.group_size,
         symmetric=is_symmetric(variant),
         actorder=variant.actorder,
+        scales=variant.scales,
+        rounding=variant.rounding,
     )
 
 
 def scheme_label(variant: Variant) -> str:
     """Return the scheme as the table shows it, for example "W4A16 asym g128"."""
+    label = _linear_label(variant)
+    return f"{label}, FP8 KV cache" if variant.kv_cache else label
+
+
+def _linear_label(variant: Variant) -> str:
     if variant.method == "fp8":
-        return "FP8 dynamic (W8A8)"
+        return f"FP8 {variant.scales} (W8A8)"
     if variant.method == "smoothquant":
-        return f"INT8 W8A8 (SmoothQuant {variant.smoothing_strength:g} + GPTQ)"
+        static = " static" if variant.scales == "static" else ""
+        rounding = "GPTQ" if variant.rounding == "gptq" else "round to nearest"
+        return f"INT8 W8A8{static} (SmoothQuant {variant.smoothing_strength:g} + {rounding})"
     kind = "sym" if is_symmetric(variant) else "asym"
     size = f"g{variant.group_size}" if variant.weight_bits == 4 else "per channel"
     label = f"W{variant.weight_bits}A16 {kind} {size}"
@@ -61,10 +78,15 @@ def settings_of(variant: Variant) -> Mapping[str, Setting]:
         settings["symmetric"] = is_symmetric(variant)
         if variant.weight_bits == 4:
             settings["group_size"] = variant.group_size
-    if variant.method in ("gptq", "smoothquant"):
-        settings |= {"actorder": variant.actorder, "dampening_frac": variant.dampening_frac}
     if variant.method == "smoothquant":
         settings["smoothing_strength"] = variant.smoothing_strength
+        settings["rounding"] = variant.rounding
+    if variant.method == "gptq" or (variant.method == "smoothquant" and variant.rounding == "gptq"):
+        settings |= {"actorder": variant.actorder, "dampening_frac": variant.dampening_frac}
+    if variant.method in ("fp8", "smoothquant"):
+        settings["scales"] = variant.scales
+    if variant.kv_cache:
+        settings["kv_cache"] = variant.kv_cache
     return settings
 
 
@@ -100,6 +122,9 @@ def build_request(
         actorder=variant.actorder,
         dampening_frac=variant.dampening_frac,
         smoothing_strength=variant.smoothing_strength,
+        rounding=variant.rounding,
+        scales=variant.scales,
+        kv_cache=variant.kv_cache,
         ignore=variant.ignore,
         seed=seed,
         device=device,

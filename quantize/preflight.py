@@ -17,10 +17,11 @@ from qkit.quantize.checkpoint import (
     quantized_layers,
     split_bytes,
 )
-from qkit.quantize.schemes import GROUP_SIZES, GROUPED_METHODS, is_ignored
+from qkit.quantize.schemes import FP8_BLOCK, GROUP_SIZES, GROUPED_METHODS, is_ignored
 
 __all__ = [
     "Checkpoint",
+    "check_blocks",
     "check_group_size",
     "check_ignore",
     "check_source",
@@ -40,8 +41,8 @@ def check_variant(checkpoint: Checkpoint, variant: Any) -> None:
 
     Args:
         checkpoint: The source.
-        variant: Anything with `method`, `weight_bits`, `group_size`, `actorder` and `ignore` (a
-            recipe's Variant or a worker's request).
+        variant: Anything with `method`, `weight_bits`, `group_size`, `scales`, `actorder` and
+            `ignore` (a recipe's Variant or a worker's request).
 
     Raises:
         InputError: The first thing that is wrong.
@@ -49,6 +50,7 @@ def check_variant(checkpoint: Checkpoint, variant: Any) -> None:
     check_source(checkpoint)
     check_ignore(checkpoint, variant)
     check_group_size(checkpoint, variant)
+    check_blocks(checkpoint, variant)
     if variant.method in ("gptq", "smoothquant") and variant.actorder == "group":
         raise InputError(
             "actorder 'group' was removed from llm-compressor",
@@ -120,6 +122,26 @@ def check_group_size(checkpoint: Checkpoint, variant: Any) -> None:
         else f"no group size of {', '.join(map(str, GROUP_SIZES))} fits: add"
         f" 're:.*{wrong[0].name.rpartition('.')[2]}$' to ignore, or use fp8 or smoothquant",
     )
+
+
+def check_blocks(checkpoint: Checkpoint, variant: Any) -> None:
+    """Refuse block-wise FP8 where a layer is not made of whole blocks; vLLM has no kernel for it.
+
+    Raises:
+        InputError: Names the first such layer.
+    """
+    if variant.method != "fp8" or variant.scales != "block":
+        return
+    rows, columns = FP8_BLOCK
+    for lin in checkpoint.linears:
+        whole = lin.out_features % rows == 0 and lin.in_features % columns == 0
+        if not whole and not is_ignored(lin.name, variant.ignore):
+            raise InputError(
+                f"{lin.name} is {lin.out_features} x {lin.in_features}, not whole blocks of"
+                f" {rows} x {columns}",
+                where=checkpoint.path,
+                fix="use scales: dynamic (one scale a row), or add the layer to ignore",
+            )
 
 
 def check_ignore(checkpoint: Checkpoint, variant: Any) -> None:

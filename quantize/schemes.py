@@ -18,6 +18,8 @@ GROUPED_METHODS = ("awq", "gptq", "rtn")
 #: Methods whose weights may have 8 bits instead, with one scale a row.
 EIGHT_BIT_METHODS = ("gptq", "rtn")
 GROUP_SIZES = (128, 64, 32)
+#: Rows and columns of a block of block-wise FP8; inputs are scaled in groups of as many columns.
+FP8_BLOCK = (128, 128)
 BF16_BYTES = 2
 INT32_BITS = 32
 
@@ -29,29 +31,43 @@ class WeightFormat:
     Attributes:
         num_bits: Bits of one weight.
         type: "int" or "float" (E4M3 at 8 bits).
-        strategy: "group" (one scale per `group_size` inputs of a row) or "channel" (one a row).
+        strategy: "group" (one scale per `group_size` inputs of a row), "channel" (one a row),
+            "tensor" (one in all) or "block" (one per `block_structure`).
         group_size: Inputs that share a scale, for "group".
         symmetric: Whether there is no zero point.
         actorder: Order in which GPTQ quantized the columns, "static" or None.
+        block_structure: Rows and columns that share a scale, for "block".
     """
 
     num_bits: int
     type: Literal["int", "float"]
-    strategy: Literal["group", "channel"]
+    strategy: Literal["group", "channel", "tensor", "block"]
     group_size: int | None
     symmetric: bool
     actorder: str | None = None
+    block_structure: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)
 class ActivationFormat:
-    """How a Linear layer's input is quantized while serving."""
+    """How a Linear layer's input is quantized while serving.
+
+    Attributes:
+        num_bits: Bits of one value.
+        type: "int" or "float" (E4M3).
+        strategy: "token" (one scale a token), "group" (one per `group_size` values of a token) or
+            "tensor" (one in all).
+        symmetric: Whether there is no zero point.
+        dynamic: Whether scales are measured while serving; otherwise calibrated and stored.
+        group_size: Values that share a scale, for "group".
+    """
 
     num_bits: int
     type: Literal["int", "float"]
-    strategy: Literal["token"] = "token"
+    strategy: Literal["token", "tensor", "group"] = "token"
     symmetric: bool = True
     dynamic: bool = True
+    group_size: int | None = None
 
 
 @dataclass(frozen=True)
@@ -73,16 +89,42 @@ class Scheme:
         """Whether weights are packed into 32-bit words."""
         return self.format == "pack-quantized"
 
+    @property
+    def static_inputs(self) -> bool:
+        """Whether a calibrated scale of its inputs is stored with every layer."""
+        return self.activations is not None and not self.activations.dynamic
+
+
+@dataclass(frozen=True)
+class KvCacheFormat:
+    """How keys and values are stored while serving: E4M3, one calibrated scale a layer each."""
+
+    num_bits: int = 8
+    type: Literal["float"] = "float"
+    strategy: Literal["tensor"] = "tensor"
+    symmetric: bool = True
+    dynamic: bool = False
+
+
+KV_CACHE_FP8 = KvCacheFormat()
+
 
 def scheme_for(
-    method: str, *, group_size: int, symmetric: bool, actorder: str | None, weight_bits: int = 4
+    method: str,
+    *,
+    group_size: int,
+    symmetric: bool,
+    actorder: str | None,
+    weight_bits: int = 4,
+    scales: str = "dynamic",
+    rounding: str = "gptq",
 ) -> Scheme:
     """Return the scheme of a method.
 
-    AWQ, GPTQ and round-to-nearest write W4A16 in groups, the last two also W8A16 per channel; FP8
-    writes E4M3 weights per channel with dynamic inputs per token; SmoothQuant writes INT8 weights
-    per channel with dynamic INT8 inputs per token.
-    The activation order applies to the two that run GPTQ.
+    AWQ, GPTQ and round-to-nearest write W4A16 in groups, the last two also W8A16 per channel. FP8
+    writes E4M3 weights per channel with dynamic inputs per token, per tensor with static inputs, or
+    in blocks with dynamic inputs in groups. SmoothQuant writes INT8 weights per channel with
+    dynamic inputs per token or static ones. The activation order applies where GPTQ runs.
 
     Raises:
         ValueError: The method is not one of `METHODS`.
@@ -95,18 +137,36 @@ def scheme_for(
             return Scheme(WeightFormat(8, "int", "channel", None, symmetric, order), None)
         return Scheme(WeightFormat(4, "int", "group", group_size, symmetric, order), None)
     if method == "fp8":
-        return Scheme(WeightFormat(8, "float", "channel", None, True), ActivationFormat(8, "float"))
+        return _fp8_scheme(scales)
     if method == "smoothquant":
+        order = actorder if rounding == "gptq" else None
+        static = ActivationFormat(8, "int", "tensor", dynamic=False)
         return Scheme(
-            WeightFormat(8, "int", "channel", None, True, actorder), ActivationFormat(8, "int")
+            WeightFormat(8, "int", "channel", None, True, order),
+            static if scales == "static" else ActivationFormat(8, "int"),
         )
     raise ValueError(f"unknown method {method!r}; known: {', '.join(METHODS)}")
+
+
+def _fp8_scheme(scales: str) -> Scheme:
+    if scales == "static":
+        return Scheme(
+            WeightFormat(8, "float", "tensor", None, True),
+            ActivationFormat(8, "float", "tensor", dynamic=False),
+        )
+    if scales == "block":
+        return Scheme(
+            WeightFormat(8, "float", "block", None, True, block_structure=FP8_BLOCK),
+            ActivationFormat(8, "float", "group", group_size=FP8_BLOCK[1]),
+        )
+    return Scheme(WeightFormat(8, "float", "channel", None, True), ActivationFormat(8, "float"))
 
 
 def tensor_suffixes(scheme: Scheme) -> frozenset[str]:
     """Return the tensors a quantized layer must have, as suffixes of the layer's name."""
     if not scheme.packed:
-        return frozenset({"weight", "weight_scale"})
+        suffixes = {"weight", "weight_scale"}
+        return frozenset(suffixes if not scheme.static_inputs else suffixes | {"input_scale"})
     suffixes = {"weight_packed", "weight_scale", "weight_shape"}
     return frozenset(suffixes if scheme.weights.symmetric else suffixes | {"weight_zero_point"})
 
@@ -119,13 +179,24 @@ def layer_bytes(scheme: Scheme, out_features: int, in_features: int) -> int:
     """
     weights = scheme.weights
     if not scheme.packed:
-        return out_features * in_features * weights.num_bits // 8 + out_features * BF16_BYTES
+        scales = _weight_scales(weights, out_features, in_features) + scheme.static_inputs
+        return out_features * in_features * weights.num_bits // 8 + scales * BF16_BYTES
     per_word = INT32_BITS // weights.num_bits
     groups = in_features // (weights.group_size or in_features)
     size = out_features * _ceil(in_features, per_word) * 4 + out_features * groups * BF16_BYTES + 16
     if not weights.symmetric:
         size += _ceil(out_features, per_word) * groups * 4
     return size
+
+
+def _weight_scales(weights: WeightFormat, out_features: int, in_features: int) -> int:
+    """Return how many scales an unpacked layer's weight has."""
+    if weights.strategy == "tensor":
+        return 1
+    if weights.block_structure is not None:
+        rows, columns = weights.block_structure
+        return _ceil(out_features, rows) * _ceil(in_features, columns)
+    return out_features
 
 
 def is_ignored(name: str, patterns: Iterable[str]) -> bool:

@@ -1,15 +1,15 @@
 """Prove that a saved variant is what was asked for, from its files alone.
 
 config.json must say the scheme asked for, every layer that should be quantized must be stored so
-and no other, scales must be finite, the weights must be smaller than the source's, and the
-source's tokenizer files must be there unchanged. Nothing is loaded into a model, and no torch is
-needed.
+and no other, scales must be finite, the weights must take the bytes predicted and fewer than the
+source's, and the source's tokenizer files must be there unchanged. Nothing is loaded into a model,
+and no torch is needed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,16 @@ from qkit.quantize.checkpoint import (
 )
 from qkit.quantize.methods import scheme_of
 from qkit.quantize.safetensors_header import TensorInfo, read_bytes
-from qkit.quantize.schemes import Scheme, is_ignored, layer_bytes, tensor_suffixes
+from qkit.quantize.schemes import (
+    KV_CACHE_FP8,
+    ActivationFormat,
+    KvCacheFormat,
+    Scheme,
+    WeightFormat,
+    is_ignored,
+    layer_bytes,
+    tensor_suffixes,
+)
 from qkit.quantize.source_files import differing_files
 from qkit.recipe import Variant
 
@@ -35,6 +44,11 @@ _ACTORDER_ALIASES = {"weight": "static"}
 _FIX = (
     "the backend did not write what was asked for: run the step again, and look at the worker log"
 )
+#: Calibrated scales of an attention module's keys and values.
+KV_CACHE_SCALES = ("k_scale", "v_scale")
+_SCALES = ("weight_scale", "input_scale", *KV_CACHE_SCALES)
+#: Largest difference of the quantized layers' bytes from the prediction.
+TOLERANCE = 0.02
 _SHOWN = 3
 
 
@@ -71,6 +85,7 @@ def verify_variant(path: Path, source: Checkpoint, variant: Variant) -> VariantS
     }
     _check_config(saved, scheme, variant)
     _check_layers(saved, scheme, frozenset(expected))
+    _check_kv_cache(saved, variant)
     _check_scales(saved)
     _check_rest(saved, source, frozenset(expected))
     if changed := differing_files(source.path, path):
@@ -82,7 +97,12 @@ def verify_variant(path: Path, source: Checkpoint, variant: Variant) -> VariantS
             f" {source.weight_bytes}",
             path,
         )
-    return VariantSizes(quantized, rest, saved.weight_bytes, sum(expected.values()))
+    predicted = sum(expected.values())
+    if abs(quantized - predicted) > TOLERANCE * predicted:
+        raise _wrong(
+            f"the quantized layers take {quantized} bytes, predicted were {predicted}", path
+        )
+    return VariantSizes(quantized, rest, saved.weight_bytes, predicted)
 
 
 def _wrong(what: str, where: Path, detail: str | None = None) -> MeasurementError:
@@ -100,44 +120,39 @@ def _check_config(saved: Checkpoint, scheme: Scheme, variant: Variant) -> None:
     if not isinstance(groups, dict) or len(groups) != 1:
         raise _wrong("quantization_config does not have one group of layers", where)
     group = next(iter(groups.values()))
-    weights, inputs = group.get("weights") or {}, group.get("input_activations")
-    wanted: dict[str, Any] = {
-        "quant_method": "compressed-tensors",
-        "format": scheme.format,
-        "targets": ["Linear"],
-        "weights.num_bits": scheme.weights.num_bits,
-        "weights.type": scheme.weights.type,
-        "weights.strategy": scheme.weights.strategy,
-        "weights.group_size": scheme.weights.group_size,
-        "weights.symmetric": scheme.weights.symmetric,
-        "weights.actorder": scheme.weights.actorder,
-    }
-    found: dict[str, Any] = {
-        "quant_method": settings.get("quant_method"),
-        "format": settings.get("format"),
-        "targets": group.get("targets"),
-        **{
-            f"weights.{key.split('.')[1]}": weights.get(key.split(".")[1])
-            for key in wanted
-            if "." in key
-        },
-    }
-    found["weights.actorder"] = _ACTORDER_ALIASES.get(
-        str(found["weights.actorder"]), found["weights.actorder"]
-    )
-    if scheme.activations is None:
-        wanted["input_activations"], found["input_activations"] = None, inputs
-    else:
-        for key in ("num_bits", "type", "strategy", "symmetric", "dynamic"):
-            wanted[f"inputs.{key}"] = getattr(scheme.activations, key)
-            found[f"inputs.{key}"] = (inputs or {}).get(key)
-    for key, value in wanted.items():
-        if found[key] != value:
-            raise _wrong(f"config.json says {key} {found[key]!r}, asked was {value!r}", where)
+    _compare("quant_method", settings.get("quant_method"), "compressed-tensors", where)
+    _compare("format", settings.get("format"), scheme.format, where)
+    _compare("targets", group.get("targets"), ["Linear"], where)
+    _compare_part("weights", group.get("weights"), scheme.weights, where)
+    _compare_part("input_activations", group.get("input_activations"), scheme.activations, where)
+    cache = KV_CACHE_FP8 if variant.kv_cache else None
+    _compare_part("kv_cache_scheme", settings.get("kv_cache_scheme"), cache, where)
     ignored = tuple(settings.get("ignore") or ())
     for name in saved.linear_names:
         if is_ignored(name, variant.ignore) and not is_ignored(name, ignored):
             raise _wrong(f"config.json does not list {name} among the ignored layers", where)
+
+
+def _compare_part(
+    name: str,
+    found: Any,
+    wanted: WeightFormat | ActivationFormat | KvCacheFormat | None,
+    where: Path,
+) -> None:
+    """Compare one part of the configuration, whose keys are the fields of ours."""
+    if wanted is None or not isinstance(found, dict):
+        _compare(name, found, None if wanted is None else asdict(wanted), where)
+        return
+    for key, value in asdict(wanted).items():
+        there = found.get(key)
+        if key == "actorder":
+            there = _ACTORDER_ALIASES.get(str(there), there)
+        _compare(f"{name}.{key}", there, list(value) if isinstance(value, tuple) else value, where)
+
+
+def _compare(key: str, found: Any, wanted: Any, where: Path) -> None:
+    if found != wanted:
+        raise _wrong(f"config.json says {key} {found!r}, asked was {wanted!r}", where)
 
 
 def _check_layers(saved: Checkpoint, scheme: Scheme, expected: frozenset[str]) -> None:
@@ -152,9 +167,23 @@ def _check_layers(saved: Checkpoint, scheme: Scheme, expected: frozenset[str]) -
                 raise _wrong(f"{layer} has no {suffix}", saved.path)
 
 
+def _check_kv_cache(saved: Checkpoint, variant: Variant) -> None:
+    """Check that every layer has a scale for its keys and values, or that none has."""
+    wanted = {
+        f"model.layers.{layer}.self_attn.{scale}"
+        for layer in range(saved.num_layers if variant.kv_cache else 0)
+        for scale in KV_CACHE_SCALES
+    }
+    found = {name for name in saved.tensors if name.endswith(KV_CACHE_SCALES)}
+    if missing := sorted(wanted - found):
+        raise _wrong(f"{missing[0]} is missing", saved.path)
+    if extra := sorted(found - wanted):
+        raise _wrong(f"{extra[0]} is there, though the cache was to stay in 16 bits", saved.path)
+
+
 def _check_scales(saved: Checkpoint) -> None:
     for name, tensor in sorted(saved.tensors.items()):
-        if name.endswith((".weight_scale", ".input_scale")) and not _all_finite(tensor):
+        if name.endswith(_SCALES) and not _all_finite(tensor):
             raise _wrong(
                 f"{name} has values that are not finite",
                 tensor.file,

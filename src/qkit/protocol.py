@@ -49,6 +49,9 @@ class QuantizeRequest:
         actorder: GPTQ activation order, "static", "group" or None.
         dampening_frac: GPTQ dampening as a fraction of the Hessian's mean diagonal.
         smoothing_strength: SmoothQuant's alpha.
+        rounding: How "smoothquant" rounds weights, "gptq" or "rtn".
+        scales: Scales of "fp8" and "smoothquant", "dynamic", "static" or "block".
+        kv_cache: "fp8" for calibrated KV-cache scales, None for a 16-bit cache.
         ignore: Module names, or `re:` patterns, left unquantized.
         seed: Seed of every random choice.
         device: "cpu" or "cuda".
@@ -65,6 +68,9 @@ class QuantizeRequest:
     actorder: str | None
     dampening_frac: float
     smoothing_strength: float
+    rounding: str
+    scales: str
+    kv_cache: str | None
     ignore: tuple[str, ...]
     seed: int
     device: str

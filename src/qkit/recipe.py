@@ -33,6 +33,8 @@ VARIANT_FIELDS: dict[str, tuple[Method, ...]] = {
     "actorder": ("gptq", "smoothquant"),
     "dampening_frac": ("gptq", "smoothquant"),
     "smoothing_strength": ("smoothquant",),
+    "rounding": ("smoothquant",),
+    "scales": ("fp8", "smoothquant"),
 }
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=80)]
@@ -74,6 +76,14 @@ class Variant(Strict):
     dampening_frac: float = Field(0.01, gt=0, lt=1)
     #: SmoothQuant's migration strength (alpha).
     smoothing_strength: float = Field(0.8, ge=0, le=1)
+    #: How SmoothQuant's smoothed weights are rounded: by GPTQ or to the nearest.
+    rounding: Literal["gptq", "rtn"] = "gptq"
+    #: Scales of fp8 and smoothquant. "dynamic": weights per channel, inputs per token as they come.
+    #: "static": one calibrated scale for a layer's inputs, and for its weight too in fp8. "block"
+    #: (fp8): weights in 128 x 128 blocks, inputs in groups of 128 as they come.
+    scales: Literal["dynamic", "static", "block"] = "dynamic"
+    #: Calibrated scales for a KV cache in FP8, which vLLM then takes by itself; any method.
+    kv_cache: Literal["fp8"] | None = None
     #: Modules left in 16 bits; names or `re:` patterns.
     ignore: tuple[str, ...] = ("lm_head",)
     #: Calibration of this variant alone.
@@ -83,13 +93,21 @@ class Variant(Strict):
     def _read(self) -> Variant:
         """Refuse a setting the method does not read: it would be taken for an effect."""
         for field, methods in VARIANT_FIELDS.items():
-            unset = getattr(self, field) == type(self).model_fields[field].default
-            if self.method not in methods and not unset:
+            if self.method not in methods and self._is_changed(field):
                 verb = "do" if len(methods) > 1 else "does"
                 raise ValueError(f"{self.method} does not read `{field}`; {_and(methods)} {verb}")
-        if self.weight_bits == 8 and self.group_size != 128:
+        if self.weight_bits == 8 and self._is_changed("group_size"):
             raise ValueError("8-bit weights have one scale a row: leave `group_size` out")
+        if self.method == "smoothquant" and self.scales == "block":
+            raise ValueError("smoothquant has no block scales: `scales` is dynamic or static")
+        if self.rounding == "rtn":
+            for field in ("actorder", "dampening_frac"):
+                if self._is_changed(field):
+                    raise ValueError(f"rounding to the nearest does not read `{field}`; gptq does")
         return self
+
+    def _is_changed(self, field: str) -> bool:
+        return bool(getattr(self, field) != type(self).model_fields[field].default)
 
     @property
     def label(self) -> str:

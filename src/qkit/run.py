@@ -163,7 +163,7 @@ class Job:
         for variant in variants:
             check_variant(checkpoint, variant)
             source = self.recipe.calibration_of(variant).source
-            if needs_calibration(variant.method):
+            if needs_calibration(variant):
                 _check_local_source(source)
         if variants:
             to_make = [
@@ -250,7 +250,7 @@ class Job:
 
     def _quantize_key(self, variant: Variant, calibration: Calibration) -> str:
         source = Path(calibration.source)
-        calibrated = needs_calibration(variant.method)
+        calibrated = needs_calibration(variant)
         return quantize_key(
             source_hash=self.source_hash,
             variant=variant,

@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+import json
+import os
 import random
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fakes.checkpoints import TinyQwen2, bf16, read_json, write_weights
 
+import qkit
 from qkit.errors import WorkerError
 from qkit.hashing import hash_checkpoint, hash_tokenizer
 from qkit.measurements import VariantRecord
 from qkit.quantize.checkpoint import inspect_checkpoint, quantized_layers
+from qkit.quantize.estimate import kv_bytes_per_token, weight_bytes
 from qkit.quantize.job import quantize_variant
-from qkit.quantize.methods import scheme_label
+from qkit.quantize.methods import needs_calibration, scheme_label, settings_of
 from qkit.quantize.verify import verify_variant
-from qkit.recipe import Calibration, Variant
+from qkit.recipe import Calibration, Variant, load_recipe
+from qkit.server import ServerSpec, serve
+from qkit.smoke import smoke_check
 
 pytestmark = pytest.mark.e2e
 
+SOURCE_ROOT = Path(qkit.__file__).parents[1]
 TIED = TinyQwen2(hidden=256, intermediate=512)
 UNTIED = TinyQwen2(hidden=256, intermediate=384, tied=False, shards=2, seed=1)
 
@@ -54,10 +62,11 @@ def make(
     *,
     accelerator: str = "cpu",
     stages: list[str] | None = None,
+    samples: int = 8,
 ) -> VariantRecord:
     return quantize_variant(
         variant=variant,
-        calibration=Calibration(source=str(text), samples=8, seq_len=128),
+        calibration=Calibration(source=str(text), samples=samples, seq_len=128),
         source=source,
         source_hash=hash_checkpoint(source),
         out=out,
@@ -131,9 +140,13 @@ def test_each_method_as_it_is_by_default(
 @pytest.mark.parametrize(
     "variant",
     [
-        Variant(method="awq", symmetric=True, group_size=64),
+        Variant(method="awq", symmetric=True, group_size=64, kv_cache="fp8"),
         Variant(method="gptq", weight_bits=8),
         Variant(method="rtn", weight_bits=8, symmetric=False),
+        Variant(method="fp8", scales="static"),
+        Variant(method="fp8", scales="block", kv_cache="fp8"),
+        Variant(method="smoothquant", scales="static", actorder=None),
+        Variant(method="smoothquant", rounding="rtn", smoothing_strength=0.5),
         Variant(
             method="gptq",
             symmetric=False,
@@ -156,6 +169,113 @@ def test_other_settings_on_an_untied_sharded_checkpoint(
     assert "lm_head.weight" in saved.tensors
     assert not saved.tied
     assert set(record.ignored_modules) == set(saved.linear_names) - set(quantized_layers(saved))
+    predicted = weight_bytes(inspect_checkpoint(untied), variant)
+    assert (predicted.quantized, predicted.unquantized) == (
+        record.quantized_bytes,
+        record.unquantized_bytes,
+    )
+    assert 0 < record.mean_kl < 1
+    assert record.settings == dict(settings_of(variant))
+    assert (record.calibration is not None) == needs_calibration(variant)
+
+
+def test_gptq_takes_more_damping_where_it_must_and_says_so(
+    tmp_path: Path, quantize_python: Path, tied: Path, text: Path
+) -> None:
+    # 128 tokens cannot give the Hessian of 256 or 512 inputs full rank.
+    variant = Variant(method="gptq", dampening_frac=1e-9)
+    record = make(variant, tied, text, tmp_path / "gptq", quantize_python, samples=1)
+    (note,) = (note for note in record.notes if "dampening_frac" in note)
+    layers = len(inspect_checkpoint(tied).linears)
+    assert note.startswith(
+        f"GPTQ used dampening_frac 0.01 instead of 1e-09 for {layers} layers whose Hessian was not"
+        " positive definite: model.layers.0.self_attn.q_proj, "
+    )
+    assert not any("round-to-nearest" in note for note in record.notes)
+    assert record.mean_kl < 1
+
+
+def test_static_inputs_and_an_fp8_cache_are_served(
+    tmp_path: Path, quantize_python: Path, serve_python: Path, tied: Path, text: Path
+) -> None:
+    variant = Variant(method="smoothquant", rounding="rtn", scales="static", kv_cache="fp8")
+    out = tmp_path / "variant"
+    make(variant, tied, text, out, quantize_python)
+    spec = ServerSpec(
+        python=serve_python,
+        model_path=out,
+        name="variant",
+        method=variant.method,
+        accelerator="cpu",
+        serve=load_recipe("demo").serve,
+        log=tmp_path / "server.log",
+    )
+    with serve(spec) as server:
+        smoke_check(server.base_url, server.model)
+        assert server.record.kernels == ("CPUInt8ScaledMMLinearKernel",)
+        one_gib = 2**30
+        per_token = kv_bytes_per_token(inspect_checkpoint(tied), variant)
+        assert server.record.kv_cache_tokens == one_gib // per_token
+
+
+#: Loads each folder as a variant of the first and prints what is wrong with it, one line each.
+CHECK_SCRIPT = """
+import json, sys
+from pathlib import Path
+from qkit.errors import MeasurementError
+from qkit.quantize.backend_check import check_saved, source_reference
+source, *folders = map(Path, sys.argv[1:])
+settings = {"device": "cpu", "trust_remote_code": False}
+reference = source_reference(source, **settings)
+for folder in folders:
+    try:
+        check_saved(reference, folder, **settings)
+    except MeasurementError as error:
+        print("found:", json.dumps(error.what))
+    else:
+        print("found:", json.dumps("nothing"))
+"""
+
+
+def test_broken_variants_do_not_pass(tmp_path: Path, quantize_python: Path, tied: Path) -> None:
+    import numpy as np
+
+    def damaged(name: str, **tensors: Any) -> Path:
+        folder = TIED.write(tmp_path / name)
+        write_weights(folder, {**TIED.tensors(), **tensors})
+        return folder
+
+    folders = {
+        damaged("same"): "nothing",
+        # Without a norm all logits are 0, and the first token is always the most likely one.
+        damaged("stuck", **{"model.norm.weight": bf16(np.zeros(256))}): (
+            "the variant is broken: it predicts one and the same token at all 256 positions"
+        ),
+        damaged("nan", **{"model.norm.weight": bf16(np.full(256, np.nan))}): (
+            "the variant is broken: its logits are not finite"
+        ),
+        TinyQwen2(hidden=256, intermediate=512, seed=9).write(tmp_path / "another"): (
+            "the variant is broken: its predictions have nothing in common with the source's"
+        ),
+        damaged("cut"): "the saved checkpoint does not load again",
+    }
+    weights = tmp_path / "cut" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1000])
+    done = subprocess.run(
+        [str(quantize_python), "-P", "-c", CHECK_SCRIPT, str(tied), *map(str, folders)],
+        env={**os.environ, "PYTHONPATH": str(SOURCE_ROOT), "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=300,
+    )
+    found = [
+        json.loads(line.removeprefix("found: "))
+        for line in done.stdout.splitlines()
+        if line.startswith("found: ")
+    ]
+    for expected, message in zip(folders.values(), found, strict=True):
+        assert message.startswith(expected)
 
 
 def failure_of(call: Any, out: Path) -> str:

@@ -235,9 +235,13 @@ def write_variant(source: Path, folder: Path, variant: Any) -> Path:
         if not is_ignored(linear.name, variant.ignore):
             del tensors[f"{linear.name}.weight"]
             tensors |= quantized_layer(linear.name, linear.out_features, linear.in_features, scheme)
+    if variant.kv_cache:
+        for layer in range(checkpoint.num_layers):
+            for scale in ("k_scale", "v_scale"):
+                tensors[f"model.layers.{layer}.self_attn.{scale}"] = bf16(np.full(1, 0.01))
     write_weights(folder, tensors)
     config = read_json(folder / "config.json")
-    config["quantization_config"] = quantization_config(scheme, variant.ignore)
+    config["quantization_config"] = quantization_config(scheme, variant.ignore, variant.kv_cache)
     write_json(folder / "config.json", config)
     return folder
 
@@ -248,11 +252,20 @@ def quantized_layer(name: str, out: int, inputs: int, scheme: Any) -> dict[str, 
     if not scheme.packed:
         data = random.integers(0, 100, (out, inputs), dtype=np.int8)
         dtype = "F8_E4M3" if scheme.weights.type == "float" else "I8"
-        return {
+        shape = {
+            "tensor": (1,),
+            "channel": (out, 1),
+            "block": (-(-out // 128), -(-inputs // 128)),
+        }[scheme.weights.strategy]
+        tensors = {
             f"{name}.weight": Array(dtype, (out, inputs), data.tobytes()),
-            f"{name}.weight_scale": bf16(np.full((out, 1), 0.01)),
+            f"{name}.weight_scale": bf16(np.full(shape, 0.01)),
         }
-    per_word, groups = 32 // scheme.weights.num_bits, inputs // scheme.weights.group_size
+        if scheme.static_inputs:
+            tensors[f"{name}.input_scale"] = bf16(np.full(1, 0.01))
+        return tensors
+    per_word = 32 // scheme.weights.num_bits
+    groups = inputs // (scheme.weights.group_size or inputs)
     words = random.integers(0, 2**31, (out, inputs // per_word), dtype=np.int32)
     tensors = {
         f"{name}.weight_packed": array(words),
@@ -265,7 +278,9 @@ def quantized_layer(name: str, out: int, inputs: int, scheme: Any) -> dict[str, 
     return tensors
 
 
-def quantization_config(scheme: Any, ignore: tuple[str, ...]) -> dict[str, Any]:
+def quantization_config(
+    scheme: Any, ignore: tuple[str, ...], kv_cache: str | None = None
+) -> dict[str, Any]:
     """Return config.json's part as llm-compressor writes it."""
     weights, inputs = scheme.weights, scheme.activations
     group = {
@@ -274,6 +289,7 @@ def quantization_config(scheme: Any, ignore: tuple[str, ...]) -> dict[str, Any]:
         if inputs is None
         else {
             "dynamic": inputs.dynamic,
+            "group_size": inputs.group_size,
             "num_bits": inputs.num_bits,
             "strategy": inputs.strategy,
             "symmetric": inputs.symmetric,
@@ -282,6 +298,7 @@ def quantization_config(scheme: Any, ignore: tuple[str, ...]) -> dict[str, Any]:
         "targets": ["Linear"],
         "weights": {
             "actorder": weights.actorder,
+            "block_structure": weights.block_structure,
             "group_size": weights.group_size,
             "num_bits": weights.num_bits,
             "strategy": weights.strategy,
@@ -293,5 +310,14 @@ def quantization_config(scheme: Any, ignore: tuple[str, ...]) -> dict[str, Any]:
         "config_groups": {"group_0": group},
         "format": scheme.format,
         "ignore": list(ignore),
+        "kv_cache_scheme": kv_cache
+        and {
+            "dynamic": False,
+            "group_size": None,
+            "num_bits": 8,
+            "strategy": "tensor",
+            "symmetric": True,
+            "type": "float",
+        },
         "quant_method": "compressed-tensors",
     }

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from qkit.quantize.backend_damping import DampingRetries
 from qkit.quantize.backend_llmcompressor import _Messages, _scheme_name
 from qkit.quantize.schemes import scheme_for
 
@@ -70,3 +71,30 @@ def test_warnings_are_kept_once_and_chatter_is_not() -> None:
 def test_schemes_in_the_library_s_spelling(method: str, symmetric: bool, name: str) -> None:
     scheme = scheme_for(method, group_size=64, symmetric=symmetric, actorder=None)
     assert _scheme_name(scheme) == name
+
+
+@pytest.mark.parametrize(
+    ("method", "scales", "name"),
+    [
+        ("fp8", "static", "FP8"),
+        ("fp8", "block", "FP8_BLOCK"),
+        ("smoothquant", "static", "W8A8 static"),
+    ],
+)
+def test_other_scales_in_the_library_s_spelling(method: str, scales: str, name: str) -> None:
+    scheme = scheme_for(method, group_size=128, symmetric=True, actorder=None, scales=scales)
+    assert _scheme_name(scheme) == name
+
+
+def test_damping_retries_are_told_once_for_each_damping() -> None:
+    retries = DampingRetries(asked=0.001)
+    assert retries.notes() == ()
+    retries.add("a.q_proj", 0.1)
+    retries.add("a.k_proj", 0.01)
+    retries.add("b.q_proj", 0.1)
+    assert retries.notes() == (
+        "GPTQ used dampening_frac 0.01 instead of 0.001 for 1 layer whose Hessian was not positive"
+        " definite: a.k_proj",
+        "GPTQ used dampening_frac 0.1 instead of 0.001 for 2 layers whose Hessian was not positive"
+        " definite: a.q_proj, b.q_proj",
+    )

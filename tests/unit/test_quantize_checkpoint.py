@@ -20,6 +20,7 @@ from fakes.checkpoints import (
 
 from qkit.errors import EXIT_USAGE, InputError
 from qkit.quantize.preflight import (
+    check_blocks,
     check_group_size,
     check_ignore,
     check_source,
@@ -430,6 +431,20 @@ def test_group_size_matters_to_grouped_methods_and_layers_alone(tmp_path: Path) 
     check_group_size(checkpoint, Variant(method="fp8"))
     check_group_size(checkpoint, Variant(method="awq", group_size=64))
     check_group_size(checkpoint, Variant(method="awq", ignore=("lm_head", "re:.*down_proj$")))
+
+
+def test_blocks_must_be_whole(tmp_path: Path) -> None:
+    model = TinyQwen2(hidden=256, intermediate=192).write(tmp_path / "model")
+    checkpoint = inspect_checkpoint(model)
+    with pytest.raises(InputError) as caught:
+        check_blocks(checkpoint, Variant(method="fp8", scales="block"))
+    assert caught.value.what == (
+        "model.layers.0.mlp.down_proj is 256 x 192, not whole blocks of 128 x 128"
+    )
+    assert "use scales: dynamic" in (caught.value.fix or "")
+    check_blocks(checkpoint, Variant(method="fp8"))
+    without_mlp = ("lm_head", "re:.*mlp.*")
+    check_blocks(checkpoint, Variant(method="fp8", scales="block", ignore=without_mlp))
 
 
 def test_ignore_must_name_layers(tmp_path: Path) -> None:

@@ -151,3 +151,20 @@ def test_parts_make_up_the_layer(qwen, size: str) -> None:
         assert out * inputs * 2 == linear.out_features * linear.in_features
         row = linear.name.endswith(("o_proj", "down_proj"))
         assert (inputs < linear.in_features) == row
+
+
+def test_blocks_are_whole_on_every_card(qwen) -> None:
+    """vLLM refuses a card's part of a layer that is not made of whole FP8 blocks."""
+    block = variant("fp8", scales="block")
+    # 18,944 MLP columns are 37 blocks a card on 4 cards, and 18.5 on 8.
+    small, large = qwen("7b"), qwen("72b")
+    assert all(check_tensor_parallel(small, block, size).ok for size in (1, 2, 4))
+    assert not check_tensor_parallel(small, block, 8).ok
+    broken = check_tensor_parallel(large, block, 2)
+    assert broken.obstacles == (
+        "down_proj: 8,192 x 14,784 a card, not whole blocks of 128 x 128",
+        "gate_proj: 14,784 x 8,192 a card, not whole blocks of 128 x 128",
+        "up_proj: 14,784 x 8,192 a card, not whole blocks of 128 x 128",
+    )
+    assert broken.fix == "scales: dynamic (one scale a row)"
+    assert check_tensor_parallel(large, variant("fp8"), 2).ok

@@ -259,3 +259,13 @@ def test_memory_grows_with_what_calibration_holds(qwen) -> None:
     assert many - few == 2 * (512 - 128) * 2048 * 3584 * 2
     free = memory_bytes(checkpoint, variant("fp8"), Calibration())
     assert checkpoint.weight_bytes < free < few
+
+
+def test_an_fp8_cache_halves_the_bytes_of_a_token_and_stores_two_scales_a_layer(qwen) -> None:
+    checkpoint = qwen("7b")
+    plain, cached = variant("fp8"), variant("fp8", kv_cache="fp8")
+    assert 2 * kv_bytes_per_token(checkpoint, cached) == kv_bytes_per_token(checkpoint, plain)
+    more = (
+        weight_bytes(checkpoint, cached).unquantized - weight_bytes(checkpoint, plain).unquantized
+    )
+    assert more == 28 * 2 * 2

@@ -47,9 +47,20 @@ from qkit.recipe import Variant
             "pack-quantized",
         ),
         (Variant(method="fp8"), "FP8 dynamic (W8A8)", "float-quantized"),
+        (Variant(method="fp8", scales="static"), "FP8 static (W8A8)", "float-quantized"),
+        (
+            Variant(method="fp8", scales="block", kv_cache="fp8"),
+            "FP8 block (W8A8), FP8 KV cache",
+            "float-quantized",
+        ),
         (
             Variant(method="smoothquant"),
             "INT8 W8A8 (SmoothQuant 0.8 + GPTQ)",
+            "int-quantized",
+        ),
+        (
+            Variant(method="smoothquant", scales="static", rounding="rtn"),
+            "INT8 W8A8 static (SmoothQuant 0.8 + round to nearest)",
             "int-quantized",
         ),
     ],
@@ -66,7 +77,11 @@ def test_the_recipe_and_the_schemes_know_the_same_methods() -> None:
 
 
 def test_dynamic_fp8_and_round_to_nearest_need_no_calibration() -> None:
-    assert [method for method in METHODS if not needs_calibration(method)] == ["fp8", "rtn"]
+    free = [method for method in RECIPE_METHODS if not needs_calibration(Variant(method=method))]
+    assert free == ["fp8", "rtn"]
+    assert not needs_calibration(Variant(method="fp8", scales="block"))
+    assert needs_calibration(Variant(method="fp8", scales="static"))
+    assert needs_calibration(Variant(method="rtn", kv_cache="fp8"))
 
 
 def test_layer_bytes_by_hand() -> None:
@@ -84,6 +99,19 @@ def test_layer_bytes_by_hand() -> None:
     assert size("fp8") == size("smoothquant") == 512 * 256 + 512 * 2
 
 
+def test_bytes_of_other_scales_by_hand() -> None:
+    def size(method: str, scales: str, shape: tuple[int, int] = (512, 256)) -> int:
+        scheme = scheme_for(method, group_size=128, symmetric=True, actorder=None, scales=scales)
+        return layer_bytes(scheme, *shape)
+
+    # One scale for the weight and one for the inputs.
+    assert size("fp8", "static") == 512 * 256 + 2 * 2
+    # 4 x 2 blocks; those at the edges count whole.
+    assert size("fp8", "block") == 512 * 256 + 4 * 2 * 2
+    assert size("fp8", "block", (130, 256)) == 130 * 256 + 2 * 2 * 2
+    assert size("smoothquant", "static") == 512 * 256 + 512 * 2 + 2
+
+
 def test_bits_per_weight_of_a_large_layer() -> None:
     """4-bit groups of 128 cost 16/128 bits for the scale and 4/128 for a zero point."""
     shape = (18944, 3584)
@@ -94,10 +122,21 @@ def test_bits_per_weight_of_a_large_layer() -> None:
     assert layer_bytes(gptq, *shape) * 8 / weights == pytest.approx(4.125, rel=1e-4)
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_predicted_bytes_are_those_of_a_stored_layer(tmp_path: Path, method: str) -> None:
+@pytest.mark.parametrize(
+    "variant",
+    [
+        *(Variant(method=method) for method in RECIPE_METHODS),
+        Variant(method="gptq", weight_bits=8),
+        Variant(method="rtn", weight_bits=8, symmetric=False),
+        Variant(method="rtn", symmetric=False, group_size=32),
+        Variant(method="fp8", scales="static", kv_cache="fp8"),
+        Variant(method="fp8", scales="block"),
+        Variant(method="smoothquant", scales="static"),
+    ],
+    ids=scheme_label,
+)
+def test_predicted_bytes_are_those_of_a_stored_layer(tmp_path: Path, variant: Variant) -> None:
     source = TinyQwen2(hidden=128, intermediate=384).write(tmp_path / "model")
-    variant = Variant.model_validate({"method": method})
     stored, _ = split_bytes(inspect_checkpoint(write_variant(source, tmp_path / "v", variant)))
     scheme = scheme_of(variant)
     assert stored == sum(
@@ -143,6 +182,9 @@ def test_a_request_carries_every_setting_and_survives_json() -> None:
         actorder=None,
         dampening_frac=0.05,
         smoothing_strength=0.8,
+        rounding="gptq",
+        scales="dynamic",
+        kv_cache=None,
         ignore=("lm_head", "re:.*down_proj$"),
         seed=7,
         device="cpu",
@@ -154,7 +196,14 @@ def test_a_request_carries_every_setting_and_survives_json() -> None:
 
 def test_settings_are_those_the_method_reads() -> None:
     assert set(settings_of(Variant(method="awq"))) == {"ignore", "group_size", "symmetric"}
-    assert set(settings_of(Variant(method="fp8"))) == {"ignore"}
+    assert set(settings_of(Variant(method="fp8"))) == {"ignore", "scales"}
+    assert settings_of(Variant(method="rtn", kv_cache="fp8"))["kv_cache"] == "fp8"
+    assert settings_of(Variant(method="smoothquant", rounding="rtn")) == {
+        "ignore": ("lm_head",),
+        "smoothing_strength": 0.8,
+        "rounding": "rtn",
+        "scales": "dynamic",
+    }
     assert set(settings_of(Variant(method="rtn", weight_bits=8))) == {
         "ignore",
         "weight_bits",

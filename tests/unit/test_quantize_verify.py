@@ -23,7 +23,7 @@ from fakes.checkpoints import (
 from qkit.errors import MeasurementError
 from qkit.quantize.backend_check import LogitsReport
 from qkit.quantize.checkpoint import inspect_checkpoint
-from qkit.quantize.methods import scheme_of
+from qkit.quantize.methods import scheme_label, scheme_of
 from qkit.quantize.safetensors_header import read_bytes
 from qkit.quantize.verify import verify_variant
 from qkit.recipe import METHODS, Variant
@@ -53,6 +53,15 @@ def weights_of(config: dict[str, Any]) -> dict[str, Any]:
     return weights
 
 
+INFINITE = bf16(np.full(1, math.inf))
+
+
+def inputs_of(config: dict[str, Any]) -> dict[str, Any]:
+    settings: dict[str, Any] = config["quantization_config"]
+    inputs: dict[str, Any] = settings["config_groups"]["group_0"]["input_activations"]
+    return inputs
+
+
 def set_scale(value: float) -> Callable[[Path], None]:
     def change(tensors: dict[str, Array]) -> None:
         shape = tensors[f"{LAYER}.weight_scale"].shape
@@ -77,11 +86,20 @@ def quantize_head(folder: Path) -> None:
     edit_weights(folder, lambda t: t.update(quantized_layer("lm_head", 320, 128, scheme)))
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    "variant",
+    [
+        *(Variant(method=method) for method in METHODS),
+        Variant(method="gptq", weight_bits=8),
+        Variant(method="fp8", scales="static"),
+        Variant(method="fp8", scales="block"),
+        Variant(method="smoothquant", scales="static", rounding="rtn", kv_cache="fp8"),
+    ],
+    ids=scheme_label,
+)
 @pytest.mark.parametrize("tied", [True, False])
-def test_right_variants_pass(tmp_path: Path, method: str, tied: bool) -> None:
+def test_right_variants_pass(tmp_path: Path, variant: Variant, tied: bool) -> None:
     source = TinyQwen2(hidden=128, intermediate=256, tied=tied).write(tmp_path / "model")
-    variant = Variant.model_validate({"method": method})
     folder = write_variant(source, tmp_path / "variant", variant)
     sizes = verify_variant(folder, inspect_checkpoint(source), variant)
     assert sizes.quantized_bytes == sizes.predicted_bytes
@@ -232,6 +250,85 @@ def test_wrong_variants_are_named(
     assert caught.value.what.startswith("the variant is not what was asked for: ")
     assert message in caught.value.what
     assert str(folder) in (caught.value.where or "")
+
+
+STATIC = Variant(method="fp8", scales="static", kv_cache="fp8")
+KEYS = "model.layers.1.self_attn.k_scale"
+
+WRONG_STATIC: list[tuple[str, Variant, Callable[[Path], object], str]] = [
+    (
+        "inputs scaled while serving",
+        STATIC,
+        lambda f: edit_config(f, lambda c: inputs_of(c).update(dynamic=True)),
+        "config.json says input_activations.dynamic True, asked was False",
+    ),
+    (
+        "no scale for a layer's inputs",
+        STATIC,
+        lambda f: edit_weights(f, lambda t: t.pop(f"{LAYER}.input_scale")),
+        f"{LAYER} has no input_scale",
+    ),
+    (
+        "a scale of inputs that is not finite",
+        STATIC,
+        lambda f: edit_weights(f, lambda t: t.update({f"{LAYER}.input_scale": INFINITE})),
+        f"{LAYER}.input_scale has values that are not finite",
+    ),
+    (
+        "no scheme for the cache",
+        STATIC,
+        lambda f: edit_config(f, lambda c: c["quantization_config"].update(kv_cache_scheme=None)),
+        "config.json says kv_cache_scheme None, asked was {'num_bits': 8",
+    ),
+    (
+        "no scale for a layer's keys",
+        STATIC,
+        lambda f: edit_weights(f, lambda t: t.pop(KEYS)),
+        f"{KEYS} is missing",
+    ),
+    (
+        "a scale of keys that is not finite",
+        STATIC,
+        lambda f: edit_weights(f, lambda t: t.update({KEYS: INFINITE})),
+        f"{KEYS} has values that are not finite",
+    ),
+    (
+        "a cache nobody asked for",
+        Variant(method="rtn"),
+        lambda f: edit_weights(f, lambda t: t.update({KEYS: bf16(np.ones(1))})),
+        f"{KEYS} is there, though the cache was to stay in 16 bits",
+    ),
+    (
+        "blocks of another size",
+        Variant(method="fp8", scales="block"),
+        lambda f: edit_config(f, lambda c: weights_of(c).update(block_structure=[64, 64])),
+        "config.json says weights.block_structure [64, 64], asked was [128, 128]",
+    ),
+    (
+        "a scale for every weight",
+        Variant(method="rtn"),
+        lambda f: edit_weights(
+            f, lambda t: t.update({f"{LAYER}.weight_scale": bf16(np.ones((256, 32)))})
+        ),
+        "predicted were",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("variant", "damage", "message"),
+    [case[1:] for case in WRONG_STATIC],
+    ids=[case[0] for case in WRONG_STATIC],
+)
+def test_wrong_scales_are_named(
+    tmp_path: Path, variant: Variant, damage: Callable[[Path], object], message: str
+) -> None:
+    source = MODEL.write(tmp_path / "model")
+    folder = write_variant(source, tmp_path / "variant", variant)
+    damage(folder)
+    with pytest.raises(MeasurementError) as caught:
+        verify_variant(folder, inspect_checkpoint(source), variant)
+    assert message in caught.value.what
 
 
 def report(**changes: Any) -> LogitsReport:

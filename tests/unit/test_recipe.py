@@ -46,6 +46,22 @@ def test_the_defaults_are_those_of_a_gpu_node():
             {"variants": [{"method": "rtn", "weight_bits": 8, "group_size": 64}]},
             "variants.0: 8-bit weights have one scale a row",
         ),
+        (
+            {"variants": [{"method": "awq", "scales": "static"}]},
+            "variants.0: awq does not read `scales`; fp8 and smoothquant do",
+        ),
+        (
+            {"variants": [{"method": "smoothquant", "scales": "block"}]},
+            "variants.0: smoothquant has no block scales",
+        ),
+        (
+            {"variants": [{"method": "smoothquant", "rounding": "rtn", "dampening_frac": 0.1}]},
+            "variants.0: rounding to the nearest does not read `dampening_frac`; gptq does",
+        ),
+        (
+            {"variants": [{"method": "gptq", "kv_cache": "int8"}]},
+            "variants.0.kv_cache: Input should be 'fp8'",
+        ),
         ({"calibration": {"sample": 3}}, "calibration.sample: unknown key, did you mean 'samples'"),
         ({"calibration": {"samples": 0}}, "calibration.samples: Input should be greater than"),
         ({"serve": {"kernal": "x"}}, "serve.kernal: unknown key, did you mean 'kernel'?"),
