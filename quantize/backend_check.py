@@ -47,6 +47,8 @@ ROPE_PARAMETERS = (5, 0)
 
 #: Loads a checkpoint folder as a causal language model.
 Loader = Callable[[Path], Any]
+#: Turns text into token ids.
+Tokenize = Callable[[str], list[int]]
 
 
 @dataclass(frozen=True)
@@ -108,8 +110,16 @@ class Reference:
     logits: Any
 
 
-def source_reference(source: Path, *, device: str, trust_remote_code: bool) -> Reference:
+def source_reference(
+    source: Path, *, device: str, trust_remote_code: bool, tokenize: Tokenize | None = None
+) -> Reference:
     """Compute what variants are compared with, before the work of making one begins.
+
+    Args:
+        source: Source checkpoint folder.
+        device: "cpu" or "cuda".
+        trust_remote_code: Whether the checkpoint's own Python code may run.
+        tokenize: For a backend whose transformers cannot read the tokenizer; by default it does.
 
     Raises:
         MeasurementError: The source itself is broken.
@@ -117,8 +127,12 @@ def source_reference(source: Path, *, device: str, trust_remote_code: bool) -> R
     import torch
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
-    ids = tokenizer(CHECK_TEXT)["input_ids"][:MAX_TOKENS]
+    if tokenize is None:
+        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
+        ids = tokenizer(CHECK_TEXT)["input_ids"]
+    else:
+        ids = tokenize(CHECK_TEXT)
+    ids = ids[:MAX_TOKENS]
     logits = next_token_logits(source, ids, device, trust_remote_code)
     if not torch.isfinite(logits).all():
         raise MeasurementError(

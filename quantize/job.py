@@ -15,9 +15,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from qkit import __version__
+from qkit.environments import variables_of
 from qkit.hashing import hash_checkpoint
 from qkit.measurements import CalibrationRecord, VariantRecord
 from qkit.protocol import Progress, QuantizeResult, write_json
+from qkit.quantize.backends import BACKENDS, check_backend
 from qkit.quantize.calibration import prepare_calibration
 from qkit.quantize.methods import (
     build_request,
@@ -27,13 +29,13 @@ from qkit.quantize.methods import (
 )
 from qkit.quantize.preflight import check_variant, inspect_checkpoint
 from qkit.quantize.verify import verify_variant
+from qkit.quantize.verify_gptq_awq import verify_packed_variant
 from qkit.recipe import Calibration, Variant
 from qkit.store import VARIANT_FILE
 from qkit.worker import run_worker
 
-#: Backend to the function its worker runs.
-BACKENDS = {"llmcompressor": "qkit.quantize.backend_llmcompressor:run"}
-DEFAULT_BACKEND = "llmcompressor"
+#: How a variant is proven, by the format its backend writes.
+VERIFICATIONS = {"compressed-tensors": verify_variant, "packed": verify_packed_variant}
 CALIBRATION_FILE = "calibration.jsonl"
 _READABLE = 0o444
 #: Everything a worker reads is on this machine; a look at the hub would only wait for a time-out.
@@ -53,7 +55,6 @@ def quantize_variant(
     key: str,
     trust_remote_code: bool,
     on_progress: Callable[[Progress], None] | None = None,
-    backend: str = DEFAULT_BACKEND,
 ) -> VariantRecord:
     """Make a variant of `source` in `out` and return its record.
 
@@ -64,12 +65,11 @@ def quantize_variant(
         source_hash: Its content hash, for the record.
         out: Folder of the variant; an older one is replaced when the new one is finished.
         work: Folder for the calibration file, the worker's request, result and log.
-        python: Interpreter of the backend's environment.
+        python: Interpreter of the environment of the variant's backend.
         accelerator: "cpu" or "cuda".
         key: Key of all inputs, for the record.
         trust_remote_code: Whether the checkpoint's own Python code may run.
         on_progress: Called with each progress line.
-        backend: Name in `BACKENDS`.
 
     Raises:
         InputError: The checkpoint, the settings or the calibration data cannot be used; found
@@ -81,6 +81,8 @@ def quantize_variant(
     started = time.perf_counter()
     checkpoint = inspect_checkpoint(source)
     check_variant(checkpoint, variant)
+    check_backend(checkpoint, variant, accelerator)
+    backend = BACKENDS[variant.backend]
     work.mkdir(parents=True, exist_ok=True)
     tokens, samples = _calibrate(variant, calibration, source, work)
 
@@ -99,14 +101,14 @@ def quantize_variant(
         )
         done = run_worker(
             python,
-            BACKENDS[backend],
+            backend.entry,
             request,
             QuantizeResult,
             work,
             on_progress=on_progress,
-            env=WORKER_ENV,
+            env={**WORKER_ENV, **variables_of(backend.environment)},
         )
-        sizes = verify_variant(partial, checkpoint, variant)
+        sizes = VERIFICATIONS[backend.storage](partial, checkpoint, variant)
         record = VariantRecord(
             key=key,
             content_hash=hash_checkpoint(partial),
@@ -114,7 +116,7 @@ def quantize_variant(
             source_hash=source_hash,
             method=variant.method,
             scheme=scheme_label(variant),
-            backend=backend,
+            backend=variant.backend,
             versions={"qkit": __version__, **done.versions},
             calibration=samples,
             settings=dict(settings_of(variant)),

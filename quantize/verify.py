@@ -87,25 +87,26 @@ def verify_variant(path: Path, source: Checkpoint, variant: Variant) -> VariantS
     _check_layers(saved, scheme, frozenset(expected))
     _check_kv_cache(saved, variant)
     _check_scales(saved)
-    _check_rest(saved, source, frozenset(expected))
+    check_rest(saved, source, frozenset(expected))
     if changed := differing_files(source.path, path):
-        raise _wrong(f"{changed[0]} is not the source's", path)
+        raise wrong(f"{changed[0]} is not the source's", path)
     quantized, rest = split_bytes(saved)
     if saved.weight_bytes >= source.weight_bytes:
-        raise _wrong(
+        raise wrong(
             f"the weights take {saved.weight_bytes} bytes, no fewer than the source's"
             f" {source.weight_bytes}",
             path,
         )
     predicted = sum(expected.values())
     if abs(quantized - predicted) > TOLERANCE * predicted:
-        raise _wrong(
+        raise wrong(
             f"the quantized layers take {quantized} bytes, predicted were {predicted}", path
         )
     return VariantSizes(quantized, rest, saved.weight_bytes, predicted)
 
 
-def _wrong(what: str, where: Path, detail: str | None = None) -> MeasurementError:
+def wrong(what: str, where: Path, detail: str | None = None) -> MeasurementError:
+    """Return the error for a variant that is not as it should be."""
     return MeasurementError(
         f"the variant is not what was asked for: {what}", where=where, detail=detail, fix=_FIX
     )
@@ -115,10 +116,10 @@ def _check_config(saved: Checkpoint, scheme: Scheme, variant: Variant) -> None:
     where = saved.path / CONFIG_FILE
     settings = saved.config.get("quantization_config")
     if not isinstance(settings, dict):
-        raise _wrong("config.json has no quantization_config", where)
+        raise wrong("config.json has no quantization_config", where)
     groups = settings.get("config_groups")
     if not isinstance(groups, dict) or len(groups) != 1:
-        raise _wrong("quantization_config does not have one group of layers", where)
+        raise wrong("quantization_config does not have one group of layers", where)
     group = next(iter(groups.values()))
     _compare("quant_method", settings.get("quant_method"), "compressed-tensors", where)
     _compare("format", settings.get("format"), scheme.format, where)
@@ -130,7 +131,7 @@ def _check_config(saved: Checkpoint, scheme: Scheme, variant: Variant) -> None:
     ignored = tuple(settings.get("ignore") or ())
     for name in saved.linear_names:
         if is_ignored(name, variant.ignore) and not is_ignored(name, ignored):
-            raise _wrong(f"config.json does not list {name} among the ignored layers", where)
+            raise wrong(f"config.json does not list {name} among the ignored layers", where)
 
 
 def _compare_part(
@@ -152,19 +153,19 @@ def _compare_part(
 
 def _compare(key: str, found: Any, wanted: Any, where: Path) -> None:
     if found != wanted:
-        raise _wrong(f"config.json says {key} {found!r}, asked was {wanted!r}", where)
+        raise wrong(f"config.json says {key} {found!r}, asked was {wanted!r}", where)
 
 
 def _check_layers(saved: Checkpoint, scheme: Scheme, expected: frozenset[str]) -> None:
     found = frozenset(quantized_layers(saved))
     if missing := sorted(expected - found):
-        raise _wrong(f"{_some(missing)} not quantized in the saved weights", saved.path)
+        raise wrong(f"{some(missing)} not quantized in the saved weights", saved.path)
     if extra := sorted(found - expected):
-        raise _wrong(f"{_some(extra)} quantized, though to be left alone", saved.path)
+        raise wrong(f"{some(extra)} quantized, though to be left alone", saved.path)
     for layer in sorted(expected):
         for suffix in sorted(tensor_suffixes(scheme)):
             if f"{layer}.{suffix}" not in saved.tensors:
-                raise _wrong(f"{layer} has no {suffix}", saved.path)
+                raise wrong(f"{layer} has no {suffix}", saved.path)
 
 
 def _check_kv_cache(saved: Checkpoint, variant: Variant) -> None:
@@ -176,22 +177,23 @@ def _check_kv_cache(saved: Checkpoint, variant: Variant) -> None:
     }
     found = {name for name in saved.tensors if name.endswith(KV_CACHE_SCALES)}
     if missing := sorted(wanted - found):
-        raise _wrong(f"{missing[0]} is missing", saved.path)
+        raise wrong(f"{missing[0]} is missing", saved.path)
     if extra := sorted(found - wanted):
-        raise _wrong(f"{extra[0]} is there, though the cache was to stay in 16 bits", saved.path)
+        raise wrong(f"{extra[0]} is there, though the cache was to stay in 16 bits", saved.path)
 
 
 def _check_scales(saved: Checkpoint) -> None:
     for name, tensor in sorted(saved.tensors.items()):
-        if name.endswith(_SCALES) and not _all_finite(tensor):
-            raise _wrong(
+        if name.endswith(_SCALES) and not all_finite(tensor):
+            raise wrong(
                 f"{name} has values that are not finite",
                 tensor.file,
                 detail="a layer whose scale is infinite or not a number answers nonsense",
             )
 
 
-def _all_finite(tensor: TensorInfo) -> bool:
+def all_finite(tensor: TensorInfo) -> bool:
+    """Tell whether a stored 16- to 64-bit float tensor has no infinite value and no NaN."""
     data = read_bytes(tensor)
     if tensor.dtype == "BF16":
         # The upper half of a float32; numpy has no bfloat16 of its own.
@@ -201,24 +203,40 @@ def _all_finite(tensor: TensorInfo) -> bool:
     return bool(np.isfinite(values).all())
 
 
-def _check_rest(saved: Checkpoint, source: Checkpoint, quantized: frozenset[str]) -> None:
-    """Check that everything that is not quantized is there, in the source's shape and dtype."""
+def check_rest(
+    saved: Checkpoint,
+    source: Checkpoint,
+    quantized: frozenset[str],
+    *,
+    biases_in: tuple[str, ...] = (),
+) -> None:
+    """Check that everything that is not quantized is there, in the source's shape and dtype.
+
+    Args:
+        saved: The variant.
+        source: What it was made from.
+        quantized: Names of the quantized layers.
+        biases_in: Further dtypes the biases of these layers may have.
+    """
     weights = {f"{layer}.weight" for layer in quantized}
+    biases = {f"{layer}.bias" for layer in quantized}
     for name, tensor in source.tensors.items():
         if name in weights or (name == f"{HEAD}.weight" and saved.tied):
             continue
         kept: Mapping[str, TensorInfo] = saved.tensors
         if name not in kept:
-            raise _wrong(f"{name} is missing", saved.path)
-        if (kept[name].shape, kept[name].dtype) != (tensor.shape, tensor.dtype):
-            raise _wrong(
+            raise wrong(f"{name} is missing", saved.path)
+        dtypes = (tensor.dtype, *(biases_in if name in biases else ()))
+        if kept[name].shape != tensor.shape or kept[name].dtype not in dtypes:
+            raise wrong(
                 f"{name} is {kept[name].dtype} {list(kept[name].shape)}, the source's is"
                 f" {tensor.dtype} {list(tensor.shape)}",
                 saved.path,
             )
 
 
-def _some(names: list[str]) -> str:
+def some(names: list[str]) -> str:
+    """Return names for a message, the first few of many, with the verb that follows."""
     shown = ", ".join(names[:_SHOWN])
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return f"{shown}{more} {'is' if len(names) == 1 else 'are'}"

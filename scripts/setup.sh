@@ -27,5 +27,8 @@ setup() {
   [ "${1:-}" = dev ] && group=(--group dev)
   "$venv/bin/uv" pip install --quiet --python "$venv/bin/python" \
     ${PIP_FIND_LINKS:+--find-links "$PIP_FIND_LINKS"} --editable "$root" "${group[@]}"
-  "$venv/bin/qkit" env create --accelerator "$accelerator"
+  # The tests also run the other backends that work on a CPU.
+  local backends=(quantize serve)
+  [ "${1:-}" = dev ] && backends+=(autoawq gptqmodel)
+  "$venv/bin/qkit" env create "${backends[@]}" --accelerator "$accelerator"
 }

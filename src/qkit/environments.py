@@ -1,9 +1,9 @@
 """One virtual environment per backend, because their pins exclude each other.
 
-A backend's pins are a lock file in `requirements/`, one per accelerator. The environment lives in
-the cache folder under a name that holds the lock file's hash, and counts as made only when its
-stamp, written last, is there. `QKIT_QUANTIZE_PYTHON` and `QKIT_SERVE_PYTHON` point a backend at an
-interpreter of the person's own.
+A backend's pins are a lock file in `requirements/`, one per accelerator it runs on. The environment
+lives in the cache folder under a name that holds the lock file's hash, and counts as made only when
+its stamp, written last, is there. `QKIT_<BACKEND>_PYTHON`, such as `QKIT_SERVE_PYTHON`, points a
+backend at an interpreter of the person's own.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -25,13 +26,45 @@ from qkit.protocol import write_json
 from qkit.worker import worker_environment
 
 REQUIREMENTS = Path(__file__).resolve().parent / "requirements"
-#: Backend to what it is for and the module whose import proves it works, by accelerator.
+#: Backend to what it is for.
 BACKENDS: dict[str, str] = {
     "quantize": "llm-compressor: makes the quantized checkpoints",
     "serve": "vLLM: serves every variant",
+    "autoawq": "AutoAWQ, for awq; archived upstream, succeeded by llm-compressor (quantize)",
+    "gptqmodel": "GPTQModel, for gptq and awq",
+    "autogptq": "AutoGPTQ, for gptq, CUDA only; archived upstream, succeeded by GPTQModel",
 }
-MAIN_MODULES: dict[str, str] = {"quantize": "llmcompressor", "serve": "vllm"}
+#: What `qkit env create` makes unasked; the others are for those who choose them.
+DEFAULT_BACKENDS = ("quantize", "serve")
+#: Module whose import proves that an environment works.
+MAIN_MODULES: dict[str, str] = {
+    "quantize": "llmcompressor",
+    "serve": "vllm",
+    "autoawq": "awq",
+    "gptqmodel": "gptqmodel",
+    "autogptq": "auto_gptq",
+}
+ACCELERATORS = ("cpu", "cuda")
 STAMP = "complete.json"
+
+
+@dataclass(frozen=True)
+class SourceBuild:
+    """A package that has no wheel and imports others of its environment while it is built.
+
+    It is installed in two steps: these others first, then everything, the build seeing them.
+    """
+
+    package: str
+    needs: tuple[str, ...]
+
+
+#: Backend to the package that needs this.
+SOURCE_BUILDS: dict[str, SourceBuild] = {
+    "autoawq": SourceBuild("autoawq", needs=("setuptools", "torch")),
+}
+#: GPTQModel shares the CPUs out among its threads, and on fewer than this fails at import.
+GPTQMODEL_CPUS = 4
 
 
 @dataclass(frozen=True)
@@ -52,14 +85,21 @@ def find(backend: str, accelerator: str) -> Environment:
     """Return a backend's environment and its state.
 
     Raises:
-        InputError: There is no such backend.
+        InputError: There is no such backend, or it does not run on this accelerator.
     """
     if backend not in BACKENDS:
         raise InputError(
             f"there is no backend {backend!r}{nearest(backend, BACKENDS)}",
             fix=f"backends are: {', '.join(BACKENDS)}",
         )
-    lock_file = REQUIREMENTS / f"{backend}-{accelerator}.txt"
+    lock_file = _lock_file(backend, accelerator)
+    if not lock_file.is_file():
+        able = " or ".join(a for a in ACCELERATORS if runs_on(backend, a))
+        raise InputError(
+            f"backend {backend!r} does not run on {accelerator}, only on {able}",
+            fix=f"make it with `--accelerator {able}` for a machine that has it, or use another"
+            " backend (`qkit env list`)",
+        )
     digest = hashlib.sha256(lock_file.read_bytes()).hexdigest()
     if own := os.environ.get(f"QKIT_{backend.upper()}_PYTHON"):
         python = Path(own)
@@ -72,6 +112,32 @@ def find(backend: str, accelerator: str) -> Environment:
     else:
         state = "incomplete" if folder.exists() else "missing"
     return Environment(backend, accelerator, folder / "bin" / "python", state, digest, lock_file)
+
+
+def runs_on(backend: str, accelerator: str) -> bool:
+    """Tell whether there are pins of a backend for an accelerator."""
+    return _lock_file(backend, accelerator).is_file()
+
+
+def made_or_default(accelerator: str) -> list[str]:
+    """Return the backends that are always needed, and those whose environment is there."""
+    return [
+        name
+        for name in BACKENDS
+        if name in DEFAULT_BACKENDS
+        or (runs_on(name, accelerator) and find(name, accelerator).state != "missing")
+    ]
+
+
+def _lock_file(backend: str, accelerator: str) -> Path:
+    return REQUIREMENTS / f"{backend}-{accelerator}.txt"
+
+
+def variables_of(backend: str) -> dict[str, str]:
+    """Return the environment variables a backend's processes need on this machine."""
+    if backend == "gptqmodel" and (os.cpu_count() or 1) < GPTQMODEL_CPUS:
+        return {"GPTQMODEL_CPU_WORKERS": "2"}
+    return {}
 
 
 def python_of(backend: str, accelerator: str) -> Path:
@@ -115,15 +181,16 @@ def create(
             return find(backend, accelerator)  # another process made it meanwhile
         shutil.rmtree(folder, ignore_errors=True)
         _uv("venv", "--quiet", "--python", sys.executable, str(folder))
-        _uv(
-            "pip",
-            "sync",
-            "--quiet",
-            "--python",
-            str(environment.python),
-            *_sources(accelerator, find_links),
-            str(environment.lock_file),
-        )
+        sources = ["--quiet", "--python", str(environment.python)]
+        sources += _sources(accelerator, find_links)
+        if build := SOURCE_BUILDS.get(backend):
+            pins = _pins(environment.lock_file)
+            first = [f"{name}=={pins[name]}" for name in build.needs]
+            _uv("pip", "install", *sources, *first)
+            sources += ["--no-deps", "--no-build-isolation-package", build.package]
+            _uv("pip", "install", *sources, "--requirements", str(environment.lock_file))
+        else:
+            _uv("pip", "sync", *sources, str(environment.lock_file))
         _import_main_module(environment)
         write_json(folder / STAMP, {"lock_file": environment.lock_file.name})
     return find(backend, accelerator)
@@ -160,7 +227,7 @@ def _import_main_module(environment: Environment) -> None:
         capture_output=True,
         text=True,
         check=False,
-        env=worker_environment(),
+        env={**worker_environment(), **variables_of(environment.backend)},
     )
     if done.returncode:
         raise EnvironmentMissingError(
@@ -193,12 +260,12 @@ def _installed(python: Path) -> dict[str, str]:
 
 
 def _pins(lock_file: Path) -> dict[str, str]:
-    """Return the name and version of every `name==version` line of a lock file."""
+    """Return the normalized name and the version of every `name==version` line of a lock file."""
     pins = {}
     for line in lock_file.read_text().splitlines():
         name, separator, version = line.split(";")[0].strip().partition("==")
         if separator:
-            pins[name.split("[")[0].lower()] = version
+            pins[re.sub("[-_.]+", "-", name.split("[")[0]).lower()] = version.strip()
     return pins
 
 

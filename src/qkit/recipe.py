@@ -17,6 +17,9 @@ from qkit.errors import InputError, nearest
 
 Method = Literal["awq", "gptq", "fp8", "smoothquant", "rtn"]
 METHODS: tuple[Method, ...] = get_args(Method)
+#: Libraries that quantize; `qkit.quantize.backends` says what each does.
+Backend = Literal["llmcompressor", "autoawq", "gptqmodel", "autogptq"]
+BACKENDS: tuple[Backend, ...] = get_args(Backend)
 #: What is made when nothing is chosen. Round-to-nearest is a yardstick, not a form to serve.
 DEFAULT_METHODS: tuple[Method, ...] = ("awq", "gptq", "fp8", "smoothquant")
 BASELINE = "bf16"
@@ -63,8 +66,10 @@ class Variant(Strict):
     """One quantized form of the model."""
 
     method: Method
-    #: Row's name; the method's by default.
+    #: Row's name; by default the method's, and the backend's where it is not llmcompressor.
     name: Name | None = None
+    #: Library that makes it, in an environment of its own.
+    backend: Backend = "llmcompressor"
     #: Bits of a weight, of gptq and rtn. 8-bit weights have one scale a row instead of groups.
     weight_bits: Literal[4, 8] = 4
     #: Weight group size of the W4A16 schemes.
@@ -112,7 +117,9 @@ class Variant(Strict):
     @property
     def label(self) -> str:
         """Name of the row and of the folder."""
-        return self.name or self.method
+        if self.name or self.backend == "llmcompressor":
+            return self.name or self.method
+        return f"{self.method}-{self.backend}"
 
 
 class Serve(Strict):

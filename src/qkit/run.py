@@ -21,6 +21,7 @@ from qkit.hashing import hash_checkpoint, hash_files
 from qkit.locks import accelerator_lock_path, lock
 from qkit.measurements import FailureRecord, Hardware, Measurement, Subject
 from qkit.plan import Cell, Group, Plan, make_plan, measure_key, quantize_key
+from qkit.quantize.backends import BACKENDS, check_backend
 from qkit.quantize.checkpoint import inspect_checkpoint
 from qkit.quantize.methods import needs_calibration
 from qkit.quantize.preflight import check_source, check_variant
@@ -162,6 +163,7 @@ class Job:
             check_source(checkpoint)
         for variant in variants:
             check_variant(checkpoint, variant)
+            check_backend(checkpoint, variant, self.accelerator)
             source = self.recipe.calibration_of(variant).source
             if needs_calibration(variant):
                 _check_local_source(source)
@@ -183,8 +185,8 @@ class Job:
 
             for suite in suites.values():
                 check_task(suite, data=self.data)
-        if variants:
-            environments.python_of("quantize", self.accelerator)
+        for backend in dict.fromkeys(variant.backend for variant in variants):
+            environments.python_of(BACKENDS[backend].environment, self.accelerator)
         if groups and own_server:
             environments.python_of("serve", self.accelerator)
 
@@ -221,7 +223,9 @@ class Job:
                 source_hash=self.source_hash,
                 out=self.model_dir(label),
                 work=self.store.quantize_dir(label),
-                python=environments.python_of("quantize", self.accelerator),
+                python=environments.python_of(
+                    BACKENDS[variant.backend].environment, self.accelerator
+                ),
                 accelerator=self.accelerator,
                 key=key,
                 trust_remote_code=self.recipe.trust_remote_code,
@@ -256,7 +260,9 @@ class Job:
             variant=variant,
             calibration=calibration if calibrated else Calibration(),
             calibration_hash=_hash_local(source) if calibrated and source.exists() else None,
-            environment=environments.find("quantize", self.accelerator).fingerprint,
+            environment=environments.find(
+                BACKENDS[variant.backend].environment, self.accelerator
+            ).fingerprint,
             accelerator=self.accelerator,
         )
 

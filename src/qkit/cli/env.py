@@ -26,7 +26,7 @@ def env() -> None:
     """Create, check and list the backends' environments.
 
     Every backend lives in a virtual environment of its own, because their pins exclude each other.
-    QKIT_QUANTIZE_PYTHON and QKIT_SERVE_PYTHON point a backend at an interpreter of your own.
+    QKIT_QUANTIZE_PYTHON, QKIT_SERVE_PYTHON and so on point a backend at an interpreter of your own.
     """
 
 
@@ -38,14 +38,17 @@ def env() -> None:
 def create(
     backends: tuple[str, ...], accelerator: str, find_links: str | None, force: bool
 ) -> None:
-    """Make environments; those that are ready are left alone. Default: all."""
+    """Make environments; those that are ready are left alone.
+
+    Without a name: quantize and serve, which is all that most people need.
+    """
     from rich.console import Console
 
     from qkit import environments
 
     device = _device(accelerator)
     console = Console(stderr=True, highlight=False)
-    for backend in backends or environments.BACKENDS:
+    for backend in backends or environments.DEFAULT_BACKENDS:
         with console.status(f"making the {backend} environment ({device})"):
             made = environments.create(backend, device, find_links=find_links, force=force)
         click.echo(f"{backend:<10} {device:<5} {made.state:<10} {made.python}")
@@ -55,11 +58,14 @@ def create(
 @backend_names
 @accelerator
 def check(backends: tuple[str, ...], accelerator: str) -> None:
-    """Prove that environments are whole: pins installed, main module imports. Default: all."""
+    """Prove that environments are whole: pins installed, main module imports.
+
+    Without a name: quantize, serve, and whatever else was made.
+    """
     from qkit import environments
 
     device = _device(accelerator)
-    for backend in backends or environments.BACKENDS:
+    for backend in backends or environments.made_or_default(device):
         versions = environments.check(backend, device)
         click.echo(f"{backend:<10} {device:<5} ok, {len(versions)} packages")
 
@@ -72,6 +78,9 @@ def list_(accelerator: str) -> None:
 
     device = _device(accelerator)
     for backend, purpose in environments.BACKENDS.items():
+        if not environments.runs_on(backend, device):
+            click.echo(f"{backend:<10} {device:<5} {'-':<10} {purpose}")
+            continue
         found = environments.find(backend, device)
         click.echo(f"{backend:<10} {device:<5} {found.state:<10} {purpose}")
         click.echo(f"{'':<27} {found.python}")

@@ -75,10 +75,26 @@ def slug(text: str) -> str:
     return kept[:80] or "model"
 
 
-def variants_for(recipe: Recipe, methods: tuple[str, ...]) -> tuple[Variant, ...]:
-    """Return the recipe's variants of some methods; a method it lacks gets the defaults."""
+def variants_for(
+    recipe: Recipe, methods: tuple[str, ...], backend: str | None = None
+) -> tuple[Variant, ...]:
+    """Return the recipe's variants of some methods; a method it lacks gets the defaults.
+
+    Args:
+        recipe: The recipe.
+        methods: By default the usual ones, or with a backend all that it does.
+        backend: `--backend`; None takes each variant's own.
+    """
+    if backend and not methods:
+        from qkit.quantize.backends import BACKENDS
+
+        methods = tuple(m for m in BACKENDS[backend].methods if m in DEFAULT_METHODS)
     found: list[Variant] = []
     for method in methods or DEFAULT_METHODS:
         own = [variant for variant in recipe.variants if variant.method == method]
-        found += own or [Variant.model_validate({"method": method})]
+        own = own or [Variant.model_validate({"method": method})]
+        if backend:
+            made_by_it = [variant for variant in own if variant.backend == backend]
+            own = made_by_it or [v.model_copy(update={"backend": backend}) for v in own]
+        found += own
     return tuple(found)

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from qkit.cli import options
-from qkit.recipe import METHODS
+from qkit.recipe import BACKENDS, METHODS
 
 
 @click.command()
@@ -17,6 +17,12 @@ from qkit.recipe import METHODS
     type=click.Choice(METHODS),
     multiple=True,
     help="Method; may be given several times. Default: all but rtn.",
+)
+@click.option(
+    "--backend",
+    type=click.Choice(BACKENDS),
+    help="Library that makes them, in an environment of its own (`qkit env list`). Default: the"
+    " recipe's, which is llmcompressor.",
 )
 @click.option("--model", help="Checkpoint folder or hub name, in place of the recipe's.")
 @options.recipe
@@ -38,6 +44,7 @@ from qkit.recipe import METHODS
 @options.force
 def quantize(
     methods: tuple[str, ...],
+    backend: str | None,
     model: str | None,
     recipe_name: str | None,
     calibration: str | None,
@@ -57,6 +64,7 @@ def quantize(
     \b
     qkit quantize --method awq                                  the demo's checkpoint
     qkit quantize --method awq --recipe qwen2.5-7b-a800
+    qkit quantize --backend autoawq                             the same method by AutoAWQ
     qkit quantize --method gptq --model ./Qwen2.5-7B-Instruct --calibration chats.jsonl
     """  # noqa: D301  (\b keeps click from rewrapping)
     from qkit.cli.progress import TerminalReporter, exit_code
@@ -68,7 +76,7 @@ def quantize(
     settings = options.with_values(
         recipe.calibration, source=calibration, samples=samples, seq_len=seq_len
     )
-    variants = options.variants_for(recipe, methods)
+    variants = options.variants_for(recipe, methods, backend)
     if calibration or samples or seq_len:
         # What is typed here holds for every variant, also those with settings of their own.
         variants = tuple(v.model_copy(update={"calibration": settings}) for v in variants)
