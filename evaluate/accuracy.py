@@ -17,7 +17,7 @@ from qkit.evaluate.quiet import BOOTSTRAP_ITERATIONS, quiet_lm_eval
 from qkit.evaluate.task_catalog import LoadedTask, load_task, num_fewshot
 from qkit.hashing import hash_tokenizer
 from qkit.measurements import AccuracyResult, Sample, TaskScore
-from qkit.recipe import AccuracySuite
+from qkit.suites import AccuracySuite
 
 #: Metric that is the headline, the first of these a task has; else the task's first. Where a task
 #: has both, the length-normalized accuracy is the one the field quotes.

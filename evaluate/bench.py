@@ -10,19 +10,18 @@ finished ones.
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import aiohttp
 from yarl import URL
 
 from qkit.errors import InputError, MeasurementError
 from qkit.evaluate import server_metrics
+from qkit.evaluate.bench_requests import PATHS, SAMPLING, request_body, to_record
 from qkit.evaluate.latency import ClientLoad, summarize
 from qkit.evaluate.load import Breaker, ClientWatch, closed_loop, not_sent, open_session
 from qkit.evaluate.prompts import (
@@ -34,9 +33,9 @@ from qkit.evaluate.prompts import (
     prompts_hash,
 )
 from qkit.evaluate.server_metrics import Counters
-from qkit.evaluate.stream import RawReply, read_reply
-from qkit.measurements import BenchCell, BenchResult, RequestRecord
-from qkit.recipe import BenchSuite
+from qkit.evaluate.stream import RawReply
+from qkit.measurements import BenchCell, BenchResult
+from qkit.suites import BenchSuite
 
 try:
     import uvloop
@@ -45,9 +44,6 @@ except ImportError:  # there is none for some platforms; asyncio's own loop is s
 else:
     _new_event_loop = uvloop.new_event_loop
 
-#: Sent with every request, because vLLM otherwise takes what generation_config.json says.
-SAMPLING = {"temperature": 0.0, "top_p": 1.0, "repetition_penalty": 1.0}
-_PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 #: The warm-up stops after so many tokens; by then every shape of the measured part has run.
 _WARMUP_TOKENS_MAX = 32
 #: A dead server is believed after so many unanswered requests, or one whole round if larger.
@@ -107,67 +103,6 @@ def run_bench(
     )
 
 
-def request_body(
-    suite: BenchSuite, model: str, prompt: Prompt, *, max_tokens: int | None = None
-) -> bytes:
-    """Return a request's JSON: explicit sampling, streaming, usage, and the length asked for."""
-    tokens = suite.output_tokens if max_tokens is None else max_tokens
-    body: dict[str, Any] = {"model": model, **SAMPLING, "max_tokens": tokens, "stream": True}
-    # The running count tells chunks with a token from those without, whatever their text is.
-    body["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
-    if suite.ignore_eos:
-        body |= {"ignore_eos": True, "min_tokens": tokens}
-    if suite.endpoint == "chat":
-        body["messages"] = [{"role": "user", "content": prompt}]
-    else:
-        body["prompt"] = prompt
-    return json.dumps(body).encode()
-
-
-def to_record(
-    raw: RawReply,
-    *,
-    index: int,
-    origin_s: float,
-    suite: BenchSuite,
-    prompt: Prompt,
-    vocabulary: Vocabulary,
-) -> RequestRecord:
-    """Read a raw reply into what is stored; times are rounded to microseconds after `origin_s`.
-
-    An answer of another length than asked under `ignore_eos` is a failure ("length"): it did not
-    do the work it is compared by. Lengths that are only estimated are not judged.
-    """
-    reply = read_reply(raw)
-    token_s = tuple(round(arrival - origin_s, 6) for arrival in reply.token_s)
-    output_tokens, estimated = reply.output_tokens, False
-    if output_tokens is None and reply.text:
-        output_tokens, estimated = vocabulary.count(reply.text), True
-    prompt_tokens = reply.prompt_tokens
-    if prompt_tokens is None and not isinstance(prompt, str):
-        prompt_tokens = len(prompt)
-    status, error = reply.status, reply.error
-    if status == "ok" and suite.ignore_eos and not estimated and output_tokens is not None:
-        asked = suite.output_tokens
-        if output_tokens != asked:
-            status = "length"
-            error = f"{output_tokens} output tokens, not the {asked} that were asked for"
-    return RequestRecord(
-        index=index,
-        status=status,
-        error=error,
-        start_s=round(raw.start_s - origin_s, 6),
-        first_token_s=token_s[0] if token_s else None,
-        last_token_s=token_s[-1] if token_s else None,
-        end_s=round(raw.end_s - origin_s, 6),
-        prompt_tokens=prompt_tokens,
-        output_tokens=output_tokens,
-        tokens_estimated=estimated,
-        finish_reason=reply.finish_reason,
-        chunk_s=token_s,
-    )
-
-
 class _Sweep:
     """What all cells of a run have in common."""
 
@@ -182,7 +117,7 @@ class _Sweep:
         self.origin = time.perf_counter()
         self._suite = suite
         self._root = root
-        self._url = root + _PATHS[suite.endpoint]
+        self._url = root + PATHS[suite.endpoint]
         self._model = model
         self._vocabulary = vocabulary
         self._on_progress = on_progress

@@ -6,16 +6,20 @@ from collections.abc import Mapping, Sequence
 
 from qkit.evaluate.comparable import differences
 from qkit.evaluate.drift import Drift, measure_drift
-from qkit.evaluate.pairing import BENCH_AGAIN_SUITE, Pairing, VariantInput, is_fraction
+from qkit.evaluate.pairing import Pairing, VariantInput, is_fraction
 from qkit.measurements import Measurement
-from qkit.recipe import BENCH_SUITE
+from qkit.recipe import BENCH_AGAIN
 
 #: Steps before any suite: where one failed, no suite was due.
 _EARLY_STEPS = ("quantize", "serve")
 
 
 def row_marks(
-    variant: VariantInput, baseline: VariantInput | None, pairings: Mapping[str, Pairing]
+    variant: VariantInput,
+    baseline: VariantInput | None,
+    pairings: Mapping[str, Pairing],
+    *,
+    headline_bench: str,
 ) -> tuple[str, ...]:
     """Collect a row's marks: comparisons refused, suites missing, and what was seen measuring.
 
@@ -23,6 +27,7 @@ def row_marks(
         variant: The row.
         baseline: The row it is compared with.
         pairings: The row's suites, paired with the baseline's.
+        headline_bench: Benchmark whose marks need no name.
     """
     suites = variant.suites
     marks = [
@@ -31,7 +36,7 @@ def row_marks(
         *_identity_marks(suites),
         *(mark for m in suites.values() for mark in m.server.marks),
         *(mark for pairing in pairings.values() for mark in _accuracy_marks(pairing)),
-        *(mark for pairing in pairings.values() for mark in _bench_marks(pairing)),
+        *(mark for pairing in pairings.values() for mark in _bench_marks(pairing, headline_bench)),
         *_repeat_marks(variant),
     ]
     return tuple(dict.fromkeys(one_line(mark) for mark in marks))
@@ -46,7 +51,7 @@ def _missing_marks(variant: VariantInput, baseline: VariantInput | None) -> list
     ):
         return []
     done = variant.suites.keys() | {failure.step for failure in variant.failures}
-    due = [suite for suite in baseline.suites if suite != BENCH_AGAIN_SUITE]
+    due = [suite for suite in baseline.suites if suite != BENCH_AGAIN]
     return [f"not measured: {suite}" for suite in due if suite not in done]
 
 
@@ -92,34 +97,36 @@ def _identity_marks(suites: Mapping[str, Measurement]) -> list[str]:
     return [f"suites were measured on different checkpoints: {'; '.join(parts)}"]
 
 
-def _bench_marks(pairing: Pairing) -> list[str]:
+def _bench_marks(pairing: Pairing, headline_bench: str) -> list[str]:
     """Collect the cells' marks, each with the concurrency levels it is about."""
     levels: dict[str, list[str]] = {}
     for cell in pairing.measurement.bench.cells if pairing.measurement.bench else ():
         for mark in cell.marks:
             levels.setdefault(mark, []).append(str(cell.concurrency))
-    return [f"concurrency {', '.join(where)}: {mark}" for mark, where in levels.items()]
+    suite = pairing.measurement.suite
+    which = "" if suite == headline_bench else f"{suite}, "
+    return [f"{which}concurrency {', '.join(where)}: {mark}" for mark, where in levels.items()]
 
 
 def _repeat_marks(variant: VariantInput) -> list[str]:
     return [
         f"its second benchmark failed: {one_line(failure.reason)}"
         for failure in variant.failures
-        if failure.step == BENCH_AGAIN_SUITE
+        if failure.step == BENCH_AGAIN
     ]
 
 
-def baseline_drift(baseline: VariantInput | None) -> tuple[Drift, ...]:
+def baseline_drift(baseline: VariantInput | None, headline_bench: str) -> tuple[Drift, ...]:
     """Return how the baseline's two benchmarks differ; empty where there are not two to compare."""
     suites = baseline.suites if baseline else {}
-    first, last = suites.get(BENCH_SUITE), suites.get(BENCH_AGAIN_SUITE)
+    first, last = suites.get(headline_bench), suites.get(BENCH_AGAIN)
     if first is None or last is None or differences(first, last):
         return ()
     return measure_drift(first.bench, last.bench) if first.bench and last.bench else ()
 
 
 def table_notes(
-    name: str, baseline: VariantInput | None, drift: Sequence[Drift]
+    name: str, baseline: VariantInput | None, drift: Sequence[Drift], headline_bench: str
 ) -> tuple[str, ...]:
     """Say what a reader of the whole table has to know."""
     if baseline is None:
@@ -127,11 +134,11 @@ def table_notes(
     suites = baseline.suites
     if not suites:
         return (f"{name} has no measurements, so nothing is compared.",)
-    if BENCH_SUITE not in suites:
+    if headline_bench not in suites:
         return ()
-    if BENCH_AGAIN_SUITE not in suites:
+    if BENCH_AGAIN not in suites:
         return (f"{name} was benchmarked once, so drift of the machine during the run is unknown.",)
-    found = differences(suites[BENCH_SUITE], suites[BENCH_AGAIN_SUITE])
+    found = differences(suites[headline_bench], suites[BENCH_AGAIN])
     if found:
         return (f"The two benchmarks of {name} cannot be compared: {'; '.join(found)}.",)
     moved = [change for change in drift if change.moved]

@@ -12,7 +12,10 @@ from dataclasses import dataclass
 
 from qkit.evaluate.comparable import server_differences
 from qkit.evaluate.drift import Drift
+from qkit.evaluate.figures import ratio
 from qkit.evaluate.marks import baseline_drift, one_line, row_marks, table_notes
+from qkit.evaluate.matrix_accuracy import accuracy_row
+from qkit.evaluate.matrix_bench import bench_rows, workload
 from qkit.evaluate.matrix_values import (
     SCHEMA_VERSION,
     Accuracy,
@@ -25,13 +28,13 @@ from qkit.evaluate.matrix_values import (
     Workload,
 )
 from qkit.evaluate.memory import WeightSource, logged_weight_bytes, weight_source
-from qkit.evaluate.pairing import BENCH_AGAIN_SUITE, Pairing, VariantInput, is_fraction, pair
-from qkit.evaluate.statistics import MARGIN_POINTS, PairedComparison
-from qkit.measurements import AccuracyResult, BenchCell, Measurement, ServerRecord
-from qkit.recipe import BENCH_SUITE
+from qkit.evaluate.pairing import VariantInput, pair
+from qkit.evaluate.statistics import MARGIN_POINTS
+from qkit.measurements import Measurement, ServerRecord
+from qkit.recipe import BENCH_AGAIN
+from qkit.suites import BENCH_SUITE
 
 __all__ = [
-    "BENCH_AGAIN_SUITE",
     "SCHEMA_VERSION",
     "Accuracy",
     "BenchRow",
@@ -46,9 +49,6 @@ __all__ = [
     "build_matrix",
 ]
 
-#: Significant digits of derived figures.
-_DIGITS = 6
-
 
 def build_matrix(
     *,
@@ -58,6 +58,7 @@ def build_matrix(
     variants: Sequence[VariantInput],
     allow_incomparable: bool = False,
     margin_points: float = MARGIN_POINTS,
+    headline_bench: str = BENCH_SUITE,
 ) -> Matrix:
     """Build the matrix of a run.
 
@@ -70,13 +71,15 @@ def build_matrix(
         allow_incomparable: Compare what differs in hardware, server, settings or prompts all the
             same, and say so in the row's marks.
         margin_points: Loss in points up to which a variant counts as non-inferior.
+        headline_bench: Benchmark whose levels are a row's `bench`; the others are further ones.
     """
     ordered = sorted(variants, key=lambda variant: variant.name != baseline)  # the sort is stable
     base = ordered[0] if ordered and ordered[0].name == baseline else None
     source = weight_source([m.server for m in variant.measurements] for variant in ordered)
-    context = _Context(base, source, allow_incomparable, margin_points)
+    context = _Context(base, source, allow_incomparable, margin_points, headline_bench)
     measured = [m for variant in ordered for m in variant.suites.values()]
-    drift = baseline_drift(base)
+    drift = baseline_drift(base, headline_bench)
+    workloads = _workloads(measured)
     return Matrix(
         schema_version=SCHEMA_VERSION,
         run=run,
@@ -86,9 +89,11 @@ def build_matrix(
         baseline=baseline,
         weight_source=source,
         margin_points=margin_points,
-        workload=next((_workload(m) for m in measured if m.bench), None),
+        headline_bench=headline_bench,
+        workload=workloads.pop(headline_bench, None),
+        further_workloads=workloads,
         drift=drift,
-        notes=table_notes(baseline, base, drift),
+        notes=table_notes(baseline, base, drift, headline_bench),
         rows=tuple(_row(context, variant) for variant in ordered),
     )
 
@@ -104,6 +109,7 @@ class _Context:
     weight_source: WeightSource
     allow_incomparable: bool
     margin_points: float
+    headline_bench: str
 
 
 def _row(context: _Context, variant: VariantInput) -> Row:
@@ -112,13 +118,13 @@ def _row(context: _Context, variant: VariantInput) -> Row:
     pairings = {
         suite: pair(measurement, context.baseline, allow_incomparable=context.allow_incomparable)
         for suite, measurement in suites.items()
-        if suite != BENCH_AGAIN_SUITE
+        if suite != BENCH_AGAIN
     }
     failures = _failures(variant)
     if not pairings and not failures:
         failures = (FailedStep(step="run", reason="not measured yet", detail=""),)
-    bench = pairings.get(BENCH_SUITE)
-    server = _server(variant)
+    benches = {name: bench_rows(p) for name, p in pairings.items() if p.measurement.bench}
+    server = _server(variant, context.headline_bench)
     return Row(
         variant=variant.name,
         method=variant.method,
@@ -140,12 +146,15 @@ def _row(context: _Context, variant: VariantInput) -> Row:
         server_flags=server.flags if server else None,
         server_environment=server.environment if server else None,
         accuracy={
-            suite: _accuracy(pairing.measurement.accuracy, pairing.samples, is_baseline, context)
+            suite: accuracy_row(
+                pairing.measurement.accuracy, pairing.samples, is_baseline, context.margin_points
+            )
             for suite, pairing in pairings.items()
             if pairing.measurement.accuracy
         },
-        bench=_bench_rows(bench) if bench else (),
-        marks=row_marks(variant, context.baseline, pairings),
+        bench=benches.pop(context.headline_bench, ()),
+        further_benches=benches,
+        marks=row_marks(variant, context.baseline, pairings, headline_bench=context.headline_bench),
     )
 
 
@@ -154,7 +163,7 @@ def _failures(variant: VariantInput) -> tuple[FailedStep, ...]:
     return tuple(
         FailedStep(step=f.step, reason=one_line(f.reason), detail=f.detail)
         for f in variant.failures
-        if f.step != BENCH_AGAIN_SUITE
+        if f.step != BENCH_AGAIN
     )
 
 
@@ -162,10 +171,10 @@ def _measured_hash(variant: VariantInput) -> str | None:
     return next((m.variant_hash for m in variant.suites.values()), None)
 
 
-def _server(variant: VariantInput) -> ServerRecord | None:
+def _server(variant: VariantInput, headline_bench: str) -> ServerRecord | None:
     """Return the server that speaks for a row: the benchmark's, else the first one's."""
     suites = variant.suites
-    measurement = suites.get(BENCH_SUITE) or next(iter(suites.values()), None)
+    measurement = suites.get(headline_bench) or next(iter(suites.values()), None)
     return measurement.server if measurement else None
 
 
@@ -181,110 +190,14 @@ def _weight_bytes(context: _Context, variant: VariantInput) -> int | None:
 def _weight_ratio(context: _Context, variant: VariantInput) -> float | None:
     if context.baseline is None:
         return None
-    mine, base = _server(variant), _server(context.baseline)
+    mine = _server(variant, context.headline_bench)
+    base = _server(context.baseline, context.headline_bench)
     logged = context.weight_source == "vllm-log"
     # What a server logs depends on its flags (tensor parallelism); bytes on disk do not.
     differ = logged and mine and base and server_differences(base, mine)
     if differ and not context.allow_incomparable:
         return None
-    return _ratio(_weight_bytes(context, variant), _weight_bytes(context, context.baseline))
-
-
-# ------------------------------------------------------------------------------------- accuracy
-
-
-def _accuracy(
-    result: AccuracyResult, paired: PairedComparison | None, is_baseline: bool, context: _Context
-) -> Accuracy:
-    score, fraction = result.headline, is_fraction(result)
-    delta = interval = recovery = p_value = flips = verdict = None
-    if is_baseline and fraction:
-        delta, recovery = 0.0, 100.0
-    elif paired and fraction:
-        delta = _figure(paired.delta_points)
-        interval = (
-            round(paired.interval_points.low, _DIGITS),
-            round(paired.interval_points.high, _DIGITS),
-        )
-        recovery, p_value = _figure(paired.recovery_percent), _figure(paired.mcnemar_p)
-        verdict = paired.verdict(context.margin_points)
-        if paired.flips_to_wrong is not None and paired.flips_to_right is not None:
-            flips = Flips(to_wrong=paired.flips_to_wrong, to_right=paired.flips_to_right)
-    return Accuracy(
-        metric=score.metric,
-        fraction=fraction,
-        value=score.value,
-        stderr=score.stderr,
-        n=score.n,
-        num_fewshot=result.num_fewshot,
-        limit=result.limit,
-        chat_template=result.chat_template,
-        delta_points=delta,
-        delta_interval=interval,
-        recovery_percent=recovery,
-        flips=flips,
-        mcnemar_p=p_value,
-        verdict=verdict,
-    )
-
-
-# ---------------------------------------------------------------------------------------- bench
-
-
-def _bench_rows(pairing: Pairing) -> tuple[BenchRow, ...]:
-    """Return one row per concurrency level, with ratios where the baseline has that level."""
-    other = pairing.baseline.bench.cells if pairing.baseline and pairing.baseline.bench else ()
-    base = {cell.concurrency: cell for cell in other}
-    cells = pairing.measurement.bench.cells if pairing.measurement.bench else ()
-    return tuple(_bench_row(cell, base.get(cell.concurrency)) for cell in cells)
-
-
-def _bench_row(cell: BenchCell, base: BenchCell | None) -> BenchRow:
-    return BenchRow(
-        concurrency=cell.concurrency,
-        n=cell.n,
-        failed=cell.failed,
-        duration_s=cell.duration_s,
-        ttft_ms_p50=cell.ttft_ms.p50,
-        ttft_ms_p95=cell.ttft_ms.p95,
-        ttft_ms_max=cell.ttft_ms.max,
-        tpot_ms_p50=cell.tpot_ms.p50,
-        tpot_ms_p95=cell.tpot_ms.p95,
-        tpot_ms_max=cell.tpot_ms.max,
-        itl_ms_p50=cell.itl_ms.p50,
-        itl_ms_p95=cell.itl_ms.p95,
-        e2e_ms_p50=cell.e2e_ms.p50,
-        e2e_ms_p95=cell.e2e_ms.p95,
-        output_tok_per_s=cell.output_tok_per_s,
-        total_tok_per_s=cell.total_tok_per_s,
-        steady_tok_per_s=cell.steady_tok_per_s,
-        req_per_s=cell.req_per_s,
-        input_tokens_mean=cell.input_tokens_mean,
-        output_tokens_mean=cell.output_tokens_mean,
-        prefix_hit_tokens=cell.prefix_hit_tokens,
-        preemptions=cell.preemptions,
-        ratio=Ratio(
-            ttft=_ratio(cell.ttft_ms.p50, base.ttft_ms.p50) if base else None,
-            tpot=_ratio(cell.tpot_ms.p50, base.tpot_ms.p50) if base else None,
-            output_tok_per_s=_ratio(cell.output_tok_per_s, base.output_tok_per_s) if base else None,
-        ),
-        marks=cell.marks,
-    )
-
-
-def _workload(measurement: Measurement) -> Workload | None:
-    bench = measurement.bench
-    if bench is None:
-        return None
-    return Workload(
-        endpoint=bench.endpoint,
-        input_tokens=bench.input_tokens,
-        output_tokens=bench.output_tokens,
-        ignore_eos=bench.ignore_eos,
-        sampling=bench.sampling,
-        seed=bench.seed,
-        prompt_hash=bench.prompt_hash,
-    )
+    return ratio(_weight_bytes(context, variant), _weight_bytes(context, context.baseline))
 
 
 # ---------------------------------------------------------------------------------------- small
@@ -301,14 +214,13 @@ def _merged_versions(measurements: Iterable[Measurement]) -> dict[str, str]:
     return {package: ", ".join(versions) for package, versions in sorted(found.items()) if versions}
 
 
-def _ratio(value: float | None, base: float | None) -> float | None:
-    """Return value / base; None where either is unknown or the base is 0."""
-    return None if value is None or not base else _figure(value / base)
-
-
-def _figure(value: float | None) -> float | None:
-    """Round a derived figure to six significant digits, far below any measurement's noise."""
-    return None if value is None else float(f"{value:.{_DIGITS}g}")
+def _workloads(measurements: Iterable[Measurement]) -> dict[str, Workload]:
+    """Return every benchmark's settings, as run on the first row that has it."""
+    found: dict[str, Workload] = {}
+    for measurement in measurements:
+        if measurement.bench and measurement.suite != BENCH_AGAIN:
+            found.setdefault(measurement.suite, workload(measurement.bench))
+    return found
 
 
 def _unique(values: Iterable[str]) -> tuple[str, ...]:

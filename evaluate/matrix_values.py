@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from typing import Literal
 
+from pydantic import Field
+
 from qkit.evaluate.drift import Drift
 from qkit.evaluate.memory import WeightSource
 from qkit.evaluate.statistics import Verdict
 from qkit.measurements import Hardware, Stored
+from qkit.suites import BENCH_SUITE
 
 SCHEMA_VERSION = 1
 
@@ -128,8 +131,15 @@ class Row(Stored):
     server_flags: tuple[str, ...] | None
     server_environment: dict[str, str] | None
     accuracy: dict[str, Accuracy]
+    #: Levels of the headline benchmark.
     bench: tuple[BenchRow, ...]
+    #: Levels of the other benchmarks, by name.
+    further_benches: dict[str, tuple[BenchRow, ...]] = Field(default_factory=dict)
     marks: tuple[str, ...]
+
+    def bench_of(self, name: str, headline: str) -> tuple[BenchRow, ...]:
+        """Return the levels of a benchmark by its name; none where it was not measured."""
+        return self.bench if name == headline else self.further_benches.get(name, ())
 
 
 class Workload(Stored):
@@ -160,9 +170,19 @@ class Matrix(Stored):
     weight_source: WeightSource
     #: Loss that the verdicts allow.
     margin_points: float
+    #: Name of the benchmark that `bench` of a row is.
+    headline_bench: str = BENCH_SUITE
     workload: Workload | None
+    #: Settings of the other benchmarks, by name.
+    further_workloads: dict[str, Workload] = Field(default_factory=dict)
     #: Empty where the baseline was not measured twice.
     drift: tuple[Drift, ...]
     #: What a reader of the whole table has to know.
     notes: tuple[str, ...]
     rows: tuple[Row, ...]
+
+    @property
+    def benches(self) -> dict[str, Workload]:
+        """Settings of every benchmark that was measured, by name, the headline first."""
+        first = {self.headline_bench: self.workload} if self.workload else {}
+        return {**first, **self.further_workloads}

@@ -10,9 +10,6 @@ from qkit.evaluate.comparable import differences
 from qkit.evaluate.statistics import PairedComparison, compare_samples
 from qkit.measurements import AccuracyResult, FailureRecord, Measurement, VariantRecord
 
-#: Suite name of the baseline's second benchmark, at the end of a run.
-BENCH_AGAIN_SUITE = "bench-again"
-
 #: Parts of the names of metrics that are no fraction of right answers.
 _NOT_FRACTIONS = ("perplexity", "bits_per_byte", "bleu", "chrf")
 

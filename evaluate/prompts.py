@@ -18,7 +18,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from qkit.errors import InputError
-from qkit.recipe import BenchSuite
+from qkit.suites import BenchSuite
 
 #: Token ids for the completions endpoint, text for the chat endpoint.
 Prompt = tuple[int, ...] | str

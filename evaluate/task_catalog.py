@@ -20,7 +20,7 @@ from lm_eval.tasks._index import Entry, Kind
 
 from qkit.errors import HubUnreachableError, InputError, nearest
 from qkit.evaluate.quiet import quiet_lm_eval
-from qkit.recipe import AccuracySuite
+from qkit.suites import AccuracySuite
 
 #: Tasks of qkit's own; none needs a download.
 TASKS_DIR = Path(__file__).resolve().parent / "tasks"

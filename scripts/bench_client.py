@@ -23,10 +23,10 @@ from pathlib import Path
 import aiohttp
 import uvloop
 
-from qkit.evaluate.bench import request_body, to_record
+from qkit.evaluate.bench_requests import request_body, to_record
 from qkit.evaluate.load import Breaker, ClientWatch, closed_loop, open_session
 from qkit.evaluate.prompts import CellPrompts, Vocabulary, load_vocabulary, plan_prompts
-from qkit.recipe import BenchSuite
+from qkit.suites import BenchSuite
 
 ROOT = Path(__file__).resolve().parent.parent
 FAKE = ROOT / "tests" / "fakes" / "openai_server.py"

@@ -31,7 +31,7 @@ from qkit.evaluate.quiet import quiet_lm_eval
 from qkit.evaluate.scoring_requests import OptionRequest, Request
 from qkit.evaluate.server_metrics import parse_samples, reset_prefix_cache
 from qkit.evaluate.task_catalog import load_task
-from qkit.recipe import AccuracySuite
+from qkit.suites import AccuracySuite
 
 QUERIES = "vllm:prefix_cache_queries_total"
 HITS = "vllm:prefix_cache_hits_total"

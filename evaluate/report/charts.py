@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from qkit.evaluate.matrix_values import BenchRow, Matrix, Row
 from qkit.evaluate.report import text
-from qkit.evaluate.report.sheets import tasks
+from qkit.evaluate.report.sheets_accuracy import tasks
 
 #: Standard errors of a 95 % interval.
 Z95 = 1.96

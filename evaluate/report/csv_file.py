@@ -1,4 +1,4 @@
-"""The matrix as CSV: one line for each variant and concurrency level, units in the names.
+"""The matrix as CSV: one line for each variant, benchmark and level, units in the names.
 
 What belongs to the variant alone (weights, accuracy) is repeated on each of its lines, so that
 every line can be used by itself. A variant without a benchmark has one line with these and empty
@@ -12,7 +12,7 @@ import io
 from collections.abc import Mapping
 
 from qkit.evaluate.matrix_values import Accuracy, BenchRow, Matrix, Row
-from qkit.evaluate.report.sheets import tasks
+from qkit.evaluate.report.sheets_accuracy import tasks
 
 Value = str | int | float | bool | None
 
@@ -58,6 +58,7 @@ def render(matrix: Matrix) -> str:
     columns = [
         "run",
         *_ROW_COLUMNS,
+        "bench",
         *_BENCH_COLUMNS,
         *_LEVEL_COLUMNS,
         *(f"{task}_{name}" for task in shown for name in _ACCURACY_COLUMNS),
@@ -67,8 +68,13 @@ def render(matrix: Matrix) -> str:
     writer = csv.DictWriter(out, columns, restval="", lineterminator="\n")
     writer.writeheader()
     for row in matrix.rows:
-        for cell in row.bench or (None,):
-            writer.writerow({"run": matrix.run, **_row(row), **_bench(cell)})
+        levels: list[tuple[str, BenchRow | None]] = [
+            (name, cell)
+            for name in matrix.benches
+            for cell in row.bench_of(name, matrix.headline_bench)
+        ]
+        for name, cell in levels or [("", None)]:
+            writer.writerow({"run": matrix.run, **_row(row), "bench": name, **_bench(cell)})
     return out.getvalue()
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
+
+from qkit.evaluate.matrix_values import Row
 
 Tone = Literal["", "good", "bad", "unsure"]
 
@@ -64,6 +66,9 @@ class Sheet:
     lines: tuple[Line, ...]
 
 
+#: A column and how a row fills it.
+RowField = tuple[Column, Callable[[Row], Cell]]
+
 VARIANT = Column("Variant", "Name of the row.", numeric=False, key=True)
 CONCURRENCY = Column("Concurrency", "Requests kept in flight all the time (closed loop).", key=True)
 
@@ -72,3 +77,11 @@ def opens_group(columns: Sequence[Column], index: int) -> bool:
     """Whether a column is the first of its group, and so set apart from its left neighbour."""
     group = columns[index].group
     return bool(group) and index > 0 and columns[index - 1].group != group
+
+
+def row_sheet(title: str, caption: str, fields: Sequence[RowField], rows: Sequence[Row]) -> Sheet:
+    """Return a sheet of one line a variant."""
+    lines = (
+        Line(tuple(show(row) for _, show in fields), failed=row.status == "failed") for row in rows
+    )
+    return Sheet(title, caption, tuple(column for column, _ in fields), tuple(lines))

@@ -9,6 +9,7 @@ from qkit.measurements import Measurement, Subject
 from qkit.quantize.methods import scheme_label
 from qkit.recipe import BASELINE, Variant
 from qkit.store import RunStore
+from qkit.suites import BENCH_SUITE
 
 
 def load_matrix(store: RunStore, *, allow_incomparable: bool = False) -> matrices.Matrix:
@@ -33,6 +34,7 @@ def load_matrix(store: RunStore, *, allow_incomparable: bool = False) -> matrice
         baseline=BASELINE,
         variants=[_input(store, label, planned.get(label)) for label in present],
         allow_incomparable=allow_incomparable,
+        headline_bench=recipe.bench[0].name if recipe.bench else BENCH_SUITE,
     )
 
 

@@ -6,18 +6,8 @@ from dataclasses import dataclass
 
 from qkit.hashing import hash_value
 from qkit.measurements import Hardware
-from qkit.recipe import (
-    BASELINE,
-    BENCH_SUITE,
-    AccuracySuite,
-    BenchSuite,
-    Calibration,
-    Recipe,
-    Variant,
-)
-
-#: The baseline's benchmark once more at the end, to see whether the machine drifted.
-BENCH_AGAIN = "bench-again"
+from qkit.recipe import BASELINE, BENCH_AGAIN, Calibration, Recipe, Variant
+from qkit.suites import Suite
 
 
 @dataclass(frozen=True)
@@ -32,7 +22,7 @@ class Cell:
 
     label: str
     suite: str
-    settings: AccuracySuite | BenchSuite
+    settings: Suite
 
 
 @dataclass(frozen=True)
@@ -60,17 +50,19 @@ def make_plan(recipe: Recipe) -> Plan:
     """Return the cells of a recipe in the order they are run."""
     labels = [BASELINE, *(variant.label for variant in recipe.variants)]
     groups = [Group(label, cells_of(recipe, label)) for label in labels]
-    if recipe.bench and recipe.bench.repeat_baseline and recipe.variants:
-        groups.append(Group(BASELINE, (Cell(BASELINE, BENCH_AGAIN, recipe.bench),)))
+    first = recipe.bench[0] if recipe.bench else None
+    if first and first.repeat_baseline and recipe.variants:
+        # Once more at the end, to see whether the machine drifted.
+        groups.append(Group(BASELINE, (Cell(BASELINE, BENCH_AGAIN, first),)))
     return Plan(recipe.variants, tuple(group for group in groups if group.cells))
 
 
 def cells_of(recipe: Recipe, label: str) -> tuple[Cell, ...]:
-    """Return what a recipe measures on one variant: accuracy first, then the benchmark."""
-    cells: list[Cell] = [Cell(label, suite.task, suite) for suite in recipe.accuracy]
-    if recipe.bench:
-        cells.append(Cell(label, BENCH_SUITE, recipe.bench))
-    return tuple(cells)
+    """Return what a recipe measures on one variant: accuracy first, then the benchmarks."""
+    return (
+        *(Cell(label, suite.task, suite) for suite in recipe.accuracy),
+        *(Cell(label, suite.name, suite) for suite in recipe.bench),
+    )
 
 
 def quantize_key(

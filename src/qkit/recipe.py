@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from qkit.errors import InputError, nearest
+from qkit.suites import BENCH_SUITE, AccuracySuite, BenchSuite, Name, Strict
 
 Method = Literal["awq", "gptq", "fp8", "smoothquant", "rtn"]
 METHODS: tuple[Method, ...] = get_args(Method)
@@ -23,7 +24,9 @@ BACKENDS: tuple[Backend, ...] = get_args(Backend)
 #: What is made when nothing is chosen. Round-to-nearest is a yardstick, not a form to serve.
 DEFAULT_METHODS: tuple[Method, ...] = ("awq", "gptq", "fp8", "smoothquant")
 BASELINE = "bf16"
-BENCH_SUITE = "bench"
+#: Names of measurements and steps that no suite may have.
+BENCH_AGAIN = "bench-again"
+RESERVED_SUITES = (BENCH_AGAIN, "quantize", "serve")
 RECIPES_DIR = Path(__file__).resolve().parent / "recipes"
 #: A model or data path with this prefix lies beside the recipes that ship with qkit.
 BUILTIN_PREFIX = "qkit:"
@@ -39,14 +42,6 @@ VARIANT_FIELDS: dict[str, tuple[Method, ...]] = {
     "rounding": ("smoothquant",),
     "scales": ("fp8", "smoothquant"),
 }
-
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=80)]
-
-
-class Strict(BaseModel):
-    """Base of the recipe's parts: immutable, unknown keys refused."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class Calibration(Strict):
@@ -141,44 +136,6 @@ class Serve(Strict):
     env: dict[str, str] = Field(default_factory=dict)
 
 
-class AccuracySuite(Strict):
-    """One lm-eval task or group."""
-
-    task: Name
-    #: None takes the task's own; `mmlu` is run with 5 by convention.
-    num_fewshot: int | None = Field(None, ge=0)
-    #: Documents per task; None is all.
-    limit: int | None = Field(None, ge=1)
-    chat_template: bool = False
-
-
-class BenchSuite(Strict):
-    """The concurrency benchmark."""
-
-    concurrency: tuple[Annotated[int, Field(ge=1)], ...] = (1, 2, 4, 8, 16)
-    #: Measured requests per level; the larger of this and `requests_per_slot` * concurrency.
-    min_requests: int = Field(20, ge=1)
-    requests_per_slot: int = Field(4, ge=1)
-    input_tokens: int = Field(512, ge=1)
-    output_tokens: int = Field(128, ge=1)
-    #: Natural stopping (False) compares different lengths; the table then shows them.
-    ignore_eos: bool = True
-    endpoint: Literal["completions", "chat"] = "completions"
-    seed: int = 0
-    timeout_s: float = Field(600, gt=0)
-    #: Measure the baseline once more at the end, to see whether the machine drifted.
-    repeat_baseline: bool = True
-
-    @field_validator("concurrency")
-    @classmethod
-    def _levels(cls, value: tuple[int, ...]) -> tuple[int, ...]:
-        if not value:
-            raise ValueError("needs at least one level")
-        if len(set(value)) != len(value):
-            raise ValueError("names a level twice")
-        return value
-
-
 class Recipe(Strict):
     """A whole job: one model, its variants, and what is measured on each."""
 
@@ -193,7 +150,16 @@ class Recipe(Strict):
     variants: tuple[Variant, ...] = tuple(Variant(method=method) for method in DEFAULT_METHODS)
     serve: Serve = Serve()
     accuracy: tuple[AccuracySuite, ...] = (AccuracySuite(task="mmlu", num_fewshot=5),)
-    bench: BenchSuite | None = BenchSuite()
+    #: Benchmarks; one mapping stands for a list of one. The first is the matrix's headline, and is
+    #: measured on the baseline again at the end.
+    bench: tuple[BenchSuite, ...] = (BenchSuite(),)
+
+    @field_validator("bench", mode="before")
+    @classmethod
+    def _benches(cls, value: object) -> object:
+        if value is None:
+            return ()
+        return (value,) if isinstance(value, (dict, BenchSuite)) else value
 
     @model_validator(mode="after")
     def _unique(self) -> Recipe:
@@ -203,12 +169,14 @@ class Recipe(Strict):
                 raise ValueError(f"variants: {BASELINE!r} is the baseline's name; choose another")
             if labels.count(label) > 1:
                 raise ValueError(f"variants: {label!r} is there twice; give one a `name`")
-        tasks = [suite.task for suite in self.accuracy]
-        for task in tasks:
-            if task == BENCH_SUITE:
-                raise ValueError(f"accuracy: {BENCH_SUITE!r} is the benchmark's name, not a task")
-            if tasks.count(task) > 1:
-                raise ValueError(f"accuracy: task {task!r} is there twice")
+        if BENCH_SUITE in (suite.task for suite in self.accuracy):
+            raise ValueError(f"accuracy: {BENCH_SUITE!r} is the benchmark's name, not a task")
+        names = [*(suite.task for suite in self.accuracy), *(suite.name for suite in self.bench)]
+        for suite in names:
+            if names.count(suite) > 1:
+                raise ValueError(f"two suites are called {suite!r}; give one benchmark a `name`")
+            if suite in RESERVED_SUITES:
+                raise ValueError(f"{suite!r} cannot be a suite's name")
         return self
 
     def calibration_of(self, variant: Variant) -> Calibration:
@@ -308,6 +276,8 @@ def _resolved(calibration: Calibration) -> Calibration:
 def _explain(item: Any, data: dict[str, Any]) -> str:
     """Turn one of pydantic's errors into `field: what is wrong`."""
     location = item["loc"]
+    if isinstance(data.get("bench"), dict) and location[:2] == ("bench", 0):
+        location = ("bench", *location[2:])  # as it was written: without a list
     field = ".".join(str(part) for part in location) or "recipe"
     if item["type"] == "extra_forbidden":
         known = _known_keys(location[:-1])

@@ -13,20 +13,21 @@ from functools import cached_property
 from importlib import metadata
 from pathlib import Path
 
-from qkit import __version__, environments
+from qkit import environments
 from qkit.checkpoint import resolve_model
-from qkit.errors import InputError, MeasurementError, QkitError
+from qkit.errors import InputError, QkitError
 from qkit.hardware import Accelerator, describe, detect_accelerator
 from qkit.hashing import hash_checkpoint, hash_files
 from qkit.locks import accelerator_lock_path, lock
-from qkit.measurements import FailureRecord, Hardware, Measurement, Subject
+from qkit.measurements import FailureRecord, Hardware, Subject
+from qkit.measuring import headline, lost_levels, measure_cell
 from qkit.plan import Cell, Group, Plan, make_plan, measure_key, quantize_key
 from qkit.quantize.backends import BACKENDS, check_backend
 from qkit.quantize.checkpoint import inspect_checkpoint
 from qkit.quantize.methods import needs_calibration
 from qkit.quantize.preflight import check_source, check_variant
 from qkit.quantize.resources import ToMake, check_resources
-from qkit.recipe import BASELINE, AccuracySuite, BenchSuite, Calibration, Recipe, Variant
+from qkit.recipe import BASELINE, Calibration, Recipe, Variant
 from qkit.reporting import Reporter, Silent
 from qkit.selection import Attached
 from qkit.server import (
@@ -40,6 +41,7 @@ from qkit.server import (
 from qkit.smoke import smoke_check
 from qkit.store import RunStore, now, read_variant
 from qkit.subjects import subject_of
+from qkit.suites import AccuracySuite
 
 QUANTIZE_STEP = "quantize"
 SERVE_STEP = "serve"
@@ -387,88 +389,6 @@ class Job:
         self.store.write_failure(record)
         self.outcome.failures.append(record)
         self.reporter.failed(label, step, str(error))
-
-
-def measure_cell(
-    cell: Cell,
-    subject: Subject,
-    server: RunningServer,
-    *,
-    key: str,
-    hardware: Hardware,
-    data: Path | None,
-    reporter: Reporter,
-) -> Measurement:
-    """Measure one suite on a running server and return what is to be stored.
-
-    Raises:
-        QkitError: The measurement could not be completed.
-    """
-    accuracy = bench = None
-    if isinstance(cell.settings, BenchSuite):
-        from qkit.evaluate.bench import run_bench  # noqa: PLC0415  (imports aiohttp, tokenizers)
-
-        bench = run_bench(
-            cell.settings,
-            base_url=server.base_url,
-            model=server.model,
-            tokenizer_path=subject.path,
-            max_model_len=server.record.max_model_len,
-            on_progress=reporter.progress,
-        )
-    else:
-        from qkit.evaluate.accuracy import run_accuracy  # noqa: PLC0415  (imports lm-eval)
-
-        accuracy = run_accuracy(
-            cell.settings,
-            base_url=server.base_url,
-            model=server.model,
-            tokenizer_path=subject.path,
-            max_model_len=server.record.max_model_len,
-            data=data,
-            on_progress=lambda done, total: reporter.progress("questions", done, total),
-        )
-    return Measurement(
-        key=key,
-        suite=cell.suite,
-        variant=cell.label,
-        variant_hash=subject.content_hash,
-        created=now(),
-        hardware=hardware,
-        server=server.record,
-        versions={"qkit": __version__, "lm-eval": metadata.version("lm-eval")},
-        accuracy=accuracy,
-        bench=bench,
-    )
-
-
-def headline(measurement: Measurement) -> str:
-    """Return one line about a measurement, for the person who watches."""
-    if measurement.accuracy:
-        score = measurement.accuracy.headline
-        error = "" if score.stderr is None else f" ± {100 * score.stderr:.2f}"
-        return f"{score.metric} {100 * score.value:.2f}{error} (n={score.n})"
-    if measurement.bench:
-        return "tok/s " + ", ".join(
-            f"{cell.concurrency}: "
-            + ("failed" if cell.output_tok_per_s is None else f"{cell.output_tok_per_s:.1f}")
-            for cell in measurement.bench.cells
-        )
-    return ""
-
-
-def lost_levels(measurement: Measurement) -> MeasurementError | None:
-    """Return what failed in a sweep that was measured only in part, or None."""
-    cells = measurement.bench.cells if measurement.bench else ()
-    lost = [cell for cell in cells if cell.output_tok_per_s is None]
-    if not lost:
-        return None
-    reasons = [r.error or r.status for r in lost[0].requests if r.status != "ok"]
-    return MeasurementError(
-        f"{len(lost)} of {len(cells)} concurrency levels failed "
-        f"({', '.join(str(cell.concurrency) for cell in lost)}): "
-        f"{reasons[0] if reasons else 'no successful request'}"
-    )
 
 
 def _root_cause(error: QkitError, server: RunningServer) -> QkitError:

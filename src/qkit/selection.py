@@ -11,10 +11,11 @@ from pydantic import ValidationError
 from qkit.errors import InputError, nearest
 from qkit.measurements import Subject
 from qkit.plan import Group, cells_of
-from qkit.recipe import BASELINE, BENCH_SUITE, AccuracySuite, BenchSuite, Recipe
+from qkit.recipe import BASELINE, Recipe
 from qkit.server import RunningServer, attach, model_root
 from qkit.store import RunStore
 from qkit.subjects import attached_subject, label_of, subject_of
+from qkit.suites import BENCH_SUITE, AccuracySuite, BenchSuite
 
 
 @dataclass(frozen=True)
@@ -38,8 +39,9 @@ def choose_suites(
 
     Args:
         recipe: Where a suite's settings are taken from; a suite it lacks gets the defaults.
-        names: `bench`, lm-eval tasks and groups, separated by commas; None keeps the recipe's.
-        concurrency: Levels of the benchmark, separated by commas.
+        names: `bench`, other benchmarks of the recipe, lm-eval tasks and groups, separated by
+            commas; None keeps the recipe's.
+        concurrency: Levels of the benchmarks, separated by commas.
         num_fewshot: Examples before each question.
         limit: Questions per task.
 
@@ -47,10 +49,11 @@ def choose_suites(
         InputError: A name or value cannot be used.
     """
     accuracy = {suite.task: suite for suite in recipe.accuracy}
+    benches = {suite.name: suite for suite in recipe.bench}
     wanted = (
         [name.strip() for name in names.split(",") if name.strip()]
         if names is not None
-        else [*accuracy, *([BENCH_SUITE] if recipe.bench else [])]
+        else [*accuracy, *benches]
     )
     if not wanted:
         raise InputError("no suite to measure", fix="give --suite mmlu,bench")
@@ -63,17 +66,22 @@ def choose_suites(
                 {**(accuracy[name].model_dump() if name in accuracy else {"task": name}), **values}
             )
             for name in dict.fromkeys(wanted)
-            if name != BENCH_SUITE
+            if name != BENCH_SUITE and name not in benches
         )
-        bench = None
-        if BENCH_SUITE in wanted:
-            bench = recipe.bench or BenchSuite()
-            if levels:
-                bench = BenchSuite.model_validate({**bench.model_dump(), "concurrency": levels})
+        chosen = tuple(
+            benches.get(name) or BenchSuite()
+            for name in dict.fromkeys(wanted)
+            if name == BENCH_SUITE or name in benches
+        )
+        if levels:
+            chosen = tuple(
+                BenchSuite.model_validate({**suite.model_dump(), "concurrency": levels})
+                for suite in chosen
+            )
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         raise InputError(f"--suite or its options: {first['msg']}") from None
-    return recipe.model_copy(update={"accuracy": tasks, "bench": bench})
+    return recipe.model_copy(update={"accuracy": tasks, "bench": chosen})
 
 
 def run_groups(recipe: Recipe, store: RunStore, labels: Sequence[str]) -> list[Group]:

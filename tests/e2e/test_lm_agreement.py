@@ -21,8 +21,9 @@ from qkit.evaluate.lm import ServedLM, load_tokenizer
 from qkit.evaluate.quiet import quiet_lm_eval
 from qkit.evaluate.task_catalog import load_task, num_fewshot
 from qkit.evaluate.tasks.mmlu_dev import questions
-from qkit.recipe import AccuracySuite, Serve
+from qkit.recipe import Serve
 from qkit.server import RunningServer, ServerSpec, serve
+from qkit.suites import AccuracySuite
 
 pytestmark = pytest.mark.e2e
 

@@ -19,9 +19,10 @@ from qkit.quantize.backends import BACKENDS
 from qkit.quantize.checkpoint import inspect_checkpoint, quantized_layers
 from qkit.quantize.job import quantize_variant
 from qkit.quantize.verify_gptq_awq import verify_packed_variant
-from qkit.recipe import RECIPES_DIR, AccuracySuite, Calibration, Variant, load_recipe
+from qkit.recipe import RECIPES_DIR, Calibration, Variant, load_recipe
 from qkit.server import ServerSpec, serve
 from qkit.smoke import smoke_check
+from qkit.suites import AccuracySuite
 from qkit.worker import run_worker
 
 pytestmark = pytest.mark.e2e

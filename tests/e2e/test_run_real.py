@@ -8,10 +8,11 @@ import pytest
 from click.testing import CliRunner
 
 from qkit.cli import cli
-from qkit.recipe import METHODS, BenchSuite, Variant, load_recipe
+from qkit.recipe import METHODS, Variant, load_recipe
 from qkit.reporting import Silent
 from qkit.run import Job
 from qkit.store import RunStore
+from qkit.suites import BenchSuite
 
 pytestmark = pytest.mark.e2e
 
@@ -46,7 +47,9 @@ def recipe():
     questions = demo.accuracy[0].model_copy(update={"limit": QUESTIONS})
     variants = (*demo.variants, Variant(method="rtn"))
     assert {variant.method for variant in variants} == set(METHODS)
-    return demo.model_copy(update={"bench": bench, "accuracy": (questions,), "variants": variants})
+    return demo.model_copy(
+        update={"bench": (bench,), "accuracy": (questions,), "variants": variants}
+    )
 
 
 @pytest.fixture(scope="module")

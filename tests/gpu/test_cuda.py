@@ -6,9 +6,10 @@ import pytest
 
 from qkit.assemble import load_matrix
 from qkit.recipe import DEFAULT_METHODS as METHODS
-from qkit.recipe import BenchSuite, Serve, load_recipe
+from qkit.recipe import Serve, load_recipe
 from qkit.run import Job
 from qkit.store import RunStore
+from qkit.suites import BenchSuite
 
 pytestmark = pytest.mark.gpu
 
@@ -20,7 +21,7 @@ def rows(tmp_path_factory):
         update={
             "accelerator": "cuda",
             "serve": Serve(max_model_len=1024, gpu_memory_utilization=0.5),
-            "bench": BenchSuite(concurrency=(1, 8), min_requests=20, repeat_baseline=False),
+            "bench": (BenchSuite(concurrency=(1, 8), min_requests=20, repeat_baseline=False),),
         }
     )
     store = RunStore(tmp_path_factory.mktemp("artifacts") / "demo")

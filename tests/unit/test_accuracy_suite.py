@@ -21,7 +21,7 @@ from qkit.evaluate.quiet import quiet_lm_eval
 from qkit.evaluate.statistics import compare_samples, mean_stderr
 from qkit.evaluate.task_catalog import load_task
 from qkit.measurements import AccuracyResult
-from qkit.recipe import AccuracySuite
+from qkit.suites import AccuracySuite
 
 #: Subjects of the group mmlu_other, of different sizes.
 SUBJECTS = {

@@ -20,7 +20,7 @@ from qkit.evaluate.bench import run_bench
 from qkit.evaluate.latency import ClientLoad, summarize
 from qkit.evaluate.server_metrics import Counters
 from qkit.measurements import BenchCell, BenchResult
-from qkit.recipe import BenchSuite
+from qkit.suites import BenchSuite
 
 SMALL: dict[str, Any] = {
     "concurrency": (2,),

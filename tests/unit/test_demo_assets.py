@@ -10,7 +10,8 @@ from transformers import AutoTokenizer
 
 from qkit.evaluate.task_catalog import load_task
 from qkit.quantize.checkpoint import inspect_checkpoint
-from qkit.recipe import RECIPES_DIR, AccuracySuite
+from qkit.recipe import RECIPES_DIR
+from qkit.suites import AccuracySuite
 
 DEMO = RECIPES_DIR / "demo"
 MODEL = DEMO / "model"

@@ -10,6 +10,8 @@ import pytest
 from golden import matrix_input as given
 
 from qkit.evaluate.matrix import Matrix, Row, VariantInput, build_matrix
+from qkit.evaluate.report import csv_file
+from qkit.evaluate.report.sheets import sheets
 from qkit.measurements import Measurement
 
 
@@ -420,3 +422,34 @@ def test_what_is_not_known_is_null_and_never_zero() -> None:
         "kv_cache_tokens",
     ]
     assert [failed[name] for name in figures] == [None] * len(figures)
+
+
+def test_a_second_benchmark_has_its_own_levels_ratios_and_settings():
+    slow, fast = given.bench_cell(4, 80.0, 20.0, 100.0), given.bench_cell(4, 60.0, 10.0, 150.0)
+    variants = [
+        VariantInput(
+            name=name,
+            method=name,
+            scheme="",
+            measurements=[
+                given.measurement(name, "bench", bench=given.bench([slow])),
+                given.measurement(name, "rag", bench=given.bench([cell])),
+            ],
+        )
+        for name, cell in (("bf16", slow), ("awq", fast))
+    ]
+    matrix = build_matrix(run="r", created="now", baseline="bf16", variants=variants)
+    row = row_of(matrix, "awq")
+    assert list(matrix.benches) == ["bench", "rag"]
+    assert row.bench[0].ratio.output_tok_per_s == 1.0
+    assert row.further_benches["rag"][0].ratio.output_tok_per_s == 1.5
+    assert [sheet.title for sheet in sheets(matrix)][1:] == [
+        "Latency and throughput",
+        "Latency and throughput: rag",
+    ]
+    lines = csv_file.render(matrix).splitlines()
+    assert len(lines) == 1 + 2 * 2
+    by_name = build_matrix(
+        run="r", created="now", baseline="bf16", variants=variants, headline_bench="rag"
+    )
+    assert row_of(by_name, "awq").bench[0].ratio.output_tok_per_s == 1.5

@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 from qkit.measurements import Hardware
-from qkit.plan import BENCH_AGAIN, make_plan, measure_key, quantize_key
-from qkit.recipe import Calibration, Recipe, Variant
+from qkit.plan import make_plan, measure_key, quantize_key
+from qkit.recipe import BENCH_AGAIN, Calibration, Recipe, Variant
 
 RECIPE = Recipe(name="a", model="m")
 HARDWARE = Hardware(accelerator="cpu", name="c", memory_bytes=1, cpu="c", cpu_cores=1)
@@ -18,12 +18,20 @@ def test_the_baseline_is_measured_first_and_benchmarked_again_last():
 
 
 def test_what_is_not_asked_for_is_not_planned():
-    no_bench = RECIPE.model_copy(update={"bench": None})
+    no_bench = RECIPE.model_copy(update={"bench": ()})
     assert all(cell.suite == "mmlu" for group in make_plan(no_bench).groups for cell in group.cells)
-    nothing = RECIPE.model_copy(update={"bench": None, "accuracy": ()})
+    nothing = RECIPE.model_copy(update={"bench": (), "accuracy": ()})
     assert make_plan(nothing).groups == ()
     alone = RECIPE.model_copy(update={"variants": ()})
     assert [group.label for group in make_plan(alone).groups] == ["bf16"]
+
+
+def test_several_benchmarks_are_cells_and_the_first_is_repeated():
+    names = ("rag", "chat")
+    benches = tuple(RECIPE.bench[0].model_copy(update={"name": name}) for name in names)
+    groups = make_plan(RECIPE.model_copy(update={"bench": benches, "accuracy": ()})).groups
+    assert [cell.suite for cell in groups[0].cells] == ["rag", "chat"]
+    assert [(c.suite, c.settings.name) for c in groups[-1].cells] == [("bench-again", "rag")]
 
 
 def key(**change):
@@ -79,7 +87,7 @@ def test_a_measurements_key_follows_what_shapes_it():
         return measure_key(**{**arguments, **change})
 
     other = make_plan(
-        RECIPE.model_copy(update={"bench": RECIPE.bench.model_copy(update={"seed": 1})})
+        RECIPE.model_copy(update={"bench": (RECIPE.bench[0].model_copy(update={"seed": 1}),)})
     )
     changes = [
         {"cell": other.groups[0].cells[1]},

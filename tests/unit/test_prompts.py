@@ -13,7 +13,7 @@ from qkit.evaluate.prompts import (
     prompts_hash,
     requests_at,
 )
-from qkit.recipe import BenchSuite
+from qkit.suites import BenchSuite
 
 SUITE = BenchSuite(concurrency=(1, 4), min_requests=6, requests_per_slot=2, input_tokens=24)
 

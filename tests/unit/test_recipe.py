@@ -21,7 +21,7 @@ def test_the_defaults_are_those_of_a_gpu_node():
     assert [variant.method for variant in recipe.variants] == ["awq", "gptq", "fp8", "smoothquant"]
     assert recipe.calibration.source == "HuggingFaceH4/ultrachat_200k"
     assert recipe.serve.kernel == "marlin"
-    assert recipe.bench.concurrency == (1, 2, 4, 8, 16)
+    assert recipe.bench[0].concurrency == (1, 2, 4, 8, 16)
     assert (recipe.accuracy[0].task, recipe.accuracy[0].num_fewshot) == ("mmlu", 5)
     assert recipe.variants[0].ignore == ("lm_head",)
     assert recipe.variants[3].smoothing_strength == 0.8
@@ -69,7 +69,14 @@ def test_the_defaults_are_those_of_a_gpu_node():
         ({"bench": {"concurrency": [2, 2]}}, "bench.concurrency: names a level twice"),
         ({"bench": {"concurrency": [0]}}, "bench.concurrency.0: Input should be greater than"),
         ({"accuracy": [{"task": "bench"}]}, "'bench' is the benchmark's name, not a task"),
-        ({"accuracy": [{"task": "mmlu"}] * 2}, "task 'mmlu' is there twice"),
+        ({"bench": [{}, {}]}, "two suites are called 'bench'; give one benchmark a `name`"),
+        ({"bench": {"name": "bench-again"}}, "'bench-again' cannot be a suite's name"),
+        (
+            {"bench": {"concurency": [1]}},
+            "bench.concurency: unknown key, did you mean 'concurrency'",
+        ),
+        ({"bench": [{}, {"name": "rag", "seed": "x"}]}, "bench.1.seed: "),
+        ({"accuracy": [{"task": "mmlu"}] * 2}, "two suites are called 'mmlu'"),
         ({"accelerator": "tpu"}, "accelerator: Input should be 'auto', 'cpu' or 'cuda'"),
     ],
 )
@@ -120,3 +127,10 @@ def test_a_variant_may_have_calibration_of_its_own():
     own, other = (recipe.calibration_of(variant).source for variant in recipe.variants)
     assert own == "a.jsonl"
     assert other.endswith("/recipes/demo/calibration.jsonl")
+
+
+def test_one_benchmark_needs_no_list_and_several_have_names():
+    assert [suite.name for suite in Recipe(**SMALL, bench={"seed": 1}).bench] == ["bench"]
+    assert Recipe(**SMALL, bench=None).bench == ()
+    several = Recipe(**SMALL, bench=[{}, {"name": "rag"}])
+    assert [suite.name for suite in several.bench] == ["bench", "rag"]

@@ -11,10 +11,11 @@ from fakes.vllm_process import executable
 from qkit.assemble import load_matrix
 from qkit.errors import InputError, LockedError
 from qkit.locks import accelerator_lock_path, lock
-from qkit.recipe import BenchSuite, Calibration, Recipe, Serve, Variant
+from qkit.recipe import Calibration, Recipe, Serve, Variant
 from qkit.reporting import Silent
 from qkit.run import Job
 from qkit.store import RunStore
+from qkit.suites import BenchSuite
 
 
 @pytest.fixture
@@ -83,7 +84,7 @@ def test_a_rerun_with_nothing_changed_does_no_work(place):
 
 def test_what_changed_is_done_again_and_nothing_else(place):
     run(place, recipe_of(place))
-    wider = recipe_of(place, bench=recipe_of(place).bench.model_copy(update={"seed": 1}))
+    wider = recipe_of(place, bench=(recipe_of(place).bench[0].model_copy(update={"seed": 1}),))
     _, lines = run(place, wider)
     assert ("done", "bf16", "bench") in lines
     (place / "model" / "config.json").write_text(

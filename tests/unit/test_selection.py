@@ -7,9 +7,10 @@ from fakes.checkpoints import TinyQwen2
 from fakes.openai_server import FakeServer
 
 from qkit.errors import InputError
-from qkit.recipe import AccuracySuite, Recipe
+from qkit.recipe import Recipe
 from qkit.selection import attach_group, choose_suites, folder_groups, run_groups
 from qkit.store import RunStore
+from qkit.suites import AccuracySuite, BenchSuite
 
 RECIPE = Recipe(
     name="r",
@@ -25,14 +26,14 @@ def test_without_names_the_recipes_suites_are_kept():
 def test_a_named_suite_keeps_the_recipes_settings_and_others_get_the_defaults():
     chosen = choose_suites(RECIPE, "mmlu, hellaswag")
     assert [(s.task, s.num_fewshot) for s in chosen.accuracy] == [("mmlu", 5), ("hellaswag", None)]
-    assert chosen.bench is None
+    assert chosen.bench == ()
 
 
 def test_values_typed_beside_the_names_win():
     chosen = choose_suites(RECIPE, "mmlu,bench", concurrency="2,8", num_fewshot=0, limit=3)
     assert (chosen.accuracy[0].num_fewshot, chosen.accuracy[0].limit) == (0, 3)
-    assert chosen.bench.concurrency == (2, 8)
-    assert chosen.bench.input_tokens == RECIPE.bench.input_tokens
+    assert chosen.bench[0].concurrency == (2, 8)
+    assert chosen.bench[0].input_tokens == RECIPE.bench[0].input_tokens
 
 
 @pytest.mark.parametrize(
@@ -83,3 +84,13 @@ def test_a_running_server_needs_a_tokenizer(tmp_path):
     assert attached.subject.path == folder
     assert attached.subject.weight_bytes is None
     assert [cell.suite for cell in attached.group.cells] == ["mmlu", "arc_easy", "bench"]
+
+
+def test_a_benchmark_of_the_recipe_is_chosen_by_its_name():
+    recipe = RECIPE.model_copy(
+        update={"bench": (BenchSuite(), BenchSuite(name="rag", concurrency=(2,)))}
+    )
+    chosen = choose_suites(recipe, "rag,mmlu")
+    assert [suite.name for suite in chosen.bench] == ["rag"]
+    assert [suite.task for suite in chosen.accuracy] == ["mmlu"]
+    assert [suite.name for suite in choose_suites(recipe, None).bench] == ["bench", "rag"]

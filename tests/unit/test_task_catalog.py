@@ -15,7 +15,7 @@ from qkit.errors import HubUnreachableError, InputError
 from qkit.evaluate import task_catalog
 from qkit.evaluate.task_catalog import HubDataset, check_task, load_task, num_fewshot
 from qkit.evaluate.tasks.mmlu_dev import OtherQuestions, parse, questions
-from qkit.recipe import AccuracySuite
+from qkit.suites import AccuracySuite
 
 
 @pytest.fixture(autouse=True)

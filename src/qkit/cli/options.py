@@ -7,7 +7,8 @@ from typing import Any, TypeVar
 
 import click
 
-from qkit.recipe import DEFAULT_METHODS, Recipe, Strict, Variant, load_recipe
+from qkit.recipe import DEFAULT_METHODS, Recipe, Variant, load_recipe
+from qkit.suites import Strict
 
 S = TypeVar("S", bound=Strict)
 #: Recipe taken in the current folder when none is given.

@@ -81,7 +81,7 @@ def plan(
 
     recipe = _recipe(subject, model)
     folder = _folder(recipe.model, recipe.revision)
-    bench = recipe.bench
+    bench = recipe.bench[0] if recipe.bench else None
     forecast = make_forecast(
         recipe,
         folder,

@@ -1,0 +1,141 @@
+"""The benchmarks' sheets: one line a variant and level."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from qkit.evaluate.matrix_values import BenchRow, Matrix, Row, Workload
+from qkit.evaluate.report import text
+from qkit.evaluate.report.sheet import CONCURRENCY, VARIANT, Cell, Column, Line, Sheet
+
+#: A column and how a row at one concurrency fills it.
+LevelField = tuple[Column, Callable[[Row, BenchRow], Cell]]
+
+
+def bench_sheet(matrix: Matrix, name: str, *, detailed: bool = False) -> Sheet:
+    """One line a variant and concurrency level, the variants of a level together.
+
+    Args:
+        matrix: What to show.
+        name: The benchmark's, one of `matrix.benches`.
+        detailed: Add further columns, for pages that are wide enough.
+    """
+    workload = matrix.benches[name]
+    measured = [
+        (row, cell) for row in matrix.rows for cell in row.bench_of(name, matrix.headline_bench)
+    ]
+    cells = [cell for _, cell in measured]
+    fields = _bench_fields(matrix, workload, cells, detailed=detailed)
+    lines = [
+        Line(
+            tuple(show(row, cell) for _, show in fields),
+            section=str(level),
+            failed=row.status == "failed",
+        )
+        for level in sorted({cell.concurrency for cell in cells})
+        for row, cell in measured
+        if cell.concurrency == level
+    ]
+    columns = tuple(column for column, _ in fields)
+    title = "Latency and throughput"
+    if name != matrix.headline_bench:
+        title += f": {name}"
+    return Sheet(title, _bench_caption(workload), columns, tuple(lines))
+
+
+def _bench_fields(
+    matrix: Matrix, workload: Workload, cells: Sequence[BenchRow], *, detailed: bool
+) -> list[LevelField]:
+    versus = f"vs {matrix.baseline}"
+    few = "; 'max' marks the largest where requests are too few for p95"
+    fields: list[LevelField] = [
+        (CONCURRENCY, lambda _, c: Cell(text.integer(c.concurrency))),
+        (VARIANT, lambda r, _: Cell(r.variant)),
+        (Column("n", "Requests measured.", key=True), lambda _, c: Cell(text.integer(c.n))),
+        (
+            Column("p50", "Time from sending a request to its first token: median.", "TTFT ms"),
+            lambda _, c: Cell(text.figure(c.ttft_ms_p50)),
+        ),
+        (
+            Column("p95", f"The same, 95th percentile{few}.", "TTFT ms"),
+            lambda _, c: Cell(text.percentile(c.ttft_ms_p95, c.ttft_ms_max)),
+        ),
+        (
+            Column(versus, "Ratio of the medians; below 1 is faster.", "TTFT ms", ratio=True),
+            lambda _, c: Cell(text.ratio(c.ratio.ttft)),
+        ),
+        (
+            Column(
+                "p50",
+                "Time per output token after the first, (E2E - TTFT) / (tokens - 1) of each "
+                "request: median.",
+                "TPOT ms",
+            ),
+            lambda _, c: Cell(text.figure(c.tpot_ms_p50)),
+        ),
+        (
+            Column("p95", f"The same, 95th percentile{few}.", "TPOT ms"),
+            lambda _, c: Cell(text.percentile(c.tpot_ms_p95, c.tpot_ms_max)),
+        ),
+        (
+            Column(versus, "Ratio of the medians; below 1 is faster.", "TPOT ms", ratio=True),
+            lambda _, c: Cell(text.ratio(c.ratio.tpot)),
+        ),
+        (
+            Column("all", "Output tokens of all requests over the whole measured time.", "tok/s"),
+            lambda _, c: Cell(text.figure(c.output_tok_per_s)),
+        ),
+        (
+            Column("steady", "The same while every slot was busy.", "tok/s"),
+            lambda _, c: Cell(text.figure(c.steady_tok_per_s)),
+        ),
+        (
+            Column(versus, "Ratio of 'all'; above 1 is faster.", "tok/s", ratio=True),
+            lambda _, c: Cell(text.ratio(c.ratio.output_tok_per_s)),
+        ),
+    ]
+    if detailed:
+        fields += _detail_fields()
+    if any(cell.failed for cell in cells):
+        failed = Column("Failed", "Requests that failed; they are in no other figure.", key=True)
+        fields.insert(3, (failed, lambda _, c: Cell(text.integer(c.failed))))
+    if not workload.ignore_eos:
+        length = Column("Tokens out", "Mean output tokens a request; answers end by themselves.")
+        fields.append((length, lambda _, c: Cell(text.decimal(c.output_tokens_mean, 1))))
+    return fields
+
+
+def _detail_fields() -> list[LevelField]:
+    return [
+        (
+            Column("p50", "Gap between chunks that carry tokens, all requests: median.", "ITL ms"),
+            lambda _, c: Cell(text.figure(c.itl_ms_p50)),
+        ),
+        (
+            Column("p95", "The same, 95th percentile; a chunk can hold several tokens.", "ITL ms"),
+            lambda _, c: Cell(text.figure(c.itl_ms_p95)),
+        ),
+        (
+            Column("p50", "Time from sending a request to its last token: median.", "E2E ms"),
+            lambda _, c: Cell(text.figure(c.e2e_ms_p50)),
+        ),
+        (
+            Column("p95", "The same, 95th percentile.", "E2E ms"),
+            lambda _, c: Cell(text.figure(c.e2e_ms_p95)),
+        ),
+        (
+            Column("Requests/s", "Successful requests over the whole measured time."),
+            lambda _, c: Cell(text.figure(c.req_per_s)),
+        ),
+    ]
+
+
+def _bench_caption(load: Workload) -> str:
+    sampling = ", ".join(f"{name} {value:g}" for name, value in load.sampling.items())
+    ending = "exactly" if load.ignore_eos else "at most"
+    parts = [
+        f"{load.endpoint} endpoint, streaming",
+        f"{load.input_tokens} tokens in, {ending} {load.output_tokens} out",
+        *([sampling] if sampling else []),
+    ]
+    return "; ".join(parts)

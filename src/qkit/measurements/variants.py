@@ -1,0 +1,82 @@
+"""What a checkpoint is and how it was made."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from qkit.measurements.base import SCHEMA_VERSION, Stored
+
+
+class CalibrationRecord(Stored):
+    """What a variant was calibrated with."""
+
+    source: str
+    #: SHA-256 of the token ids, in order.
+    tokens_hash: str
+    requested_samples: int
+    used_samples: int
+    seq_len: int
+    total_tokens: int
+    rows_read: int
+    rows_skipped: int
+    seed: int
+
+
+class VariantRecord(Stored):
+    """`qkit.json` in a variant's folder: what it is and how it was made."""
+
+    schema_version: int = SCHEMA_VERSION
+    #: Key of the inputs: source hash, method settings, calibration hash, backend's pins.
+    key: str
+    #: Hash of this folder's weights and configuration.
+    content_hash: str
+    source: str
+    source_hash: str
+    method: str
+    scheme: str
+    backend: str
+    versions: dict[str, str]
+    calibration: CalibrationRecord | None
+    settings: dict[str, str | int | float | bool | tuple[str, ...] | None]
+    ignored_modules: tuple[str, ...]
+    skipped_mappings: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+    #: What was checked after saving.
+    load_check: str
+    #: Mean divergence from the source's next-token distributions on a short text, in nats.
+    mean_kl: float
+    #: Share of that text's positions with the source's most likely token.
+    top1_agreement: float
+    quantized_bytes: int
+    unquantized_bytes: int
+    weight_bytes: int
+    seed: int
+    duration_s: float
+    peak_memory_bytes: int
+    created: str
+
+
+class Subject(Stored):
+    """A checkpoint to be served and measured, stored as `subject.json`.
+
+    Attributes:
+        label: Name of its row.
+        path: Checkpoint folder; the tokenizer's for a server that someone else started.
+        method: How it was quantized; None for a 16-bit checkpoint.
+        scheme: For example "BF16" or "W4A16 sym g128".
+        content_hash: Hash of weights, configuration and tokenizer.
+        record: qkit.json, where qkit made it.
+        weight_bytes: Bytes of all tensors.
+        quantized_bytes: Bytes of quantized layers, scales included.
+        unquantized_bytes: The rest.
+    """
+
+    label: str
+    path: Path
+    method: str | None
+    scheme: str
+    content_hash: str
+    record: VariantRecord | None = None
+    weight_bytes: int | None = None
+    quantized_bytes: int | None = None
+    unquantized_bytes: int | None = None
