@@ -40,6 +40,7 @@ def to_record(
     suite: BenchSuite,
     prompt: Prompt,
     vocabulary: Vocabulary,
+    repeat: int = 0,
 ) -> RequestRecord:
     """Read a raw reply into what is stored; times are rounded to microseconds after `origin_s`.
 
@@ -62,9 +63,12 @@ def to_record(
             error = f"{output_tokens} output tokens, not the {asked} that were asked for"
     return RequestRecord(
         index=index,
+        repeat=repeat,
         status=status,
         error=error,
+        scheduled_s=_after(origin_s, raw.scheduled_s),
         start_s=round(raw.start_s - origin_s, 6),
+        written_s=_after(origin_s, raw.written_s),
         first_token_s=token_s[0] if token_s else None,
         last_token_s=token_s[-1] if token_s else None,
         end_s=round(raw.end_s - origin_s, 6),
@@ -74,3 +78,7 @@ def to_record(
         finish_reason=reply.finish_reason,
         chunk_s=token_s,
     )
+
+
+def _after(origin_s: float, moment: float | None) -> float | None:
+    return None if moment is None else round(moment - origin_s, 6)

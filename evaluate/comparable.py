@@ -77,6 +77,7 @@ def bench_differences(baseline: BenchResult, variant: BenchResult) -> tuple[str,
         _difference("output tokens", baseline.output_tokens, variant.output_tokens),
         _difference("ignore_eos", baseline.ignore_eos, variant.ignore_eos),
         _difference("endpoint", baseline.endpoint, variant.endpoint),
+        _difference("arrivals", baseline.arrival, variant.arrival),
         *_mapping_differences("sampling", baseline.sampling, variant.sampling),
     ]
     return tuple(text for text in found if text)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from qkit.evaluate.comparable import differences
 from qkit.evaluate.drift import Drift, measure_drift
 from qkit.evaluate.pairing import Pairing, VariantInput, is_fraction
+from qkit.levels import Level, names
 from qkit.measurements import Measurement
 from qkit.recipe import BENCH_AGAIN
 
@@ -98,14 +99,17 @@ def _identity_marks(suites: Mapping[str, Measurement]) -> list[str]:
 
 
 def _bench_marks(pairing: Pairing, headline_bench: str) -> list[str]:
-    """Collect the cells' marks, each with the concurrency levels it is about."""
-    levels: dict[str, list[str]] = {}
+    """Collect the cells' marks, each with the levels it is about."""
+    levels: dict[str, list[Level]] = {}
     for cell in pairing.measurement.bench.cells if pairing.measurement.bench else ():
         for mark in cell.marks:
-            levels.setdefault(mark, []).append(str(cell.concurrency))
+            levels.setdefault(mark, []).append(cell.level)
     suite = pairing.measurement.suite
     which = "" if suite == headline_bench else f"{suite}, "
-    return [f"{which}concurrency {', '.join(where)}: {mark}" for mark, where in levels.items()]
+    marks = [f"{which}{names(where)}: {mark}" for mark, where in levels.items()]
+    if pairing.measurement.bench and not pairing.measurement.bench.complete:
+        marks.append(f"{which}interrupted: the other levels were not measured")
+    return marks
 
 
 def _repeat_marks(variant: VariantInput) -> list[str]:
@@ -162,9 +166,9 @@ def _drift_note(name: str, moved: Sequence[Drift]) -> str:
             low, high = min(known), max(known)
             span = f"{low:+.1f} %" if low == high else f"{low:+.1f} to {high:+.1f} %"
             parts.append(f"{what} {span} (noise up to {max(noises):.1f} %)")
-    levels = ", ".join(str(d.concurrency) for d in moved)
+    levels = names(d.level for d in moved)
     return (
-        f"The machine drifted: between the first and the last benchmark of {name} at concurrency "
+        f"The machine drifted: between the first and the last benchmark of {name} at "
         f"{levels}, {' and '.join(parts)}. Ratios of that size mean nothing here."
     )
 

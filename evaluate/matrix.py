@@ -154,6 +154,11 @@ def _row(context: _Context, variant: VariantInput) -> Row:
         },
         bench=benches.pop(context.headline_bench, ()),
         further_benches=benches,
+        load_searches={
+            name: pairing.measurement.bench.search
+            for name, pairing in pairings.items()
+            if pairing.measurement.bench and pairing.measurement.bench.search
+        },
         marks=row_marks(variant, context.baseline, pairings, headline_bench=context.headline_bench),
     )
 

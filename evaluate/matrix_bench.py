@@ -9,16 +9,17 @@ from qkit.measurements import BenchCell, BenchResult
 
 
 def bench_rows(pairing: Pairing) -> tuple[BenchRow, ...]:
-    """Return one row per concurrency level, with ratios where the baseline has that level."""
+    """Return one row per level, with ratios where the baseline has that level."""
     other = pairing.baseline.bench.cells if pairing.baseline and pairing.baseline.bench else ()
-    base = {cell.concurrency: cell for cell in other}
+    base = {cell.level: cell for cell in other}
     cells = pairing.measurement.bench.cells if pairing.measurement.bench else ()
-    return tuple(_bench_row(cell, base.get(cell.concurrency)) for cell in cells)
+    return tuple(_bench_row(cell, base.get(cell.level)) for cell in cells)
 
 
 def _bench_row(cell: BenchCell, base: BenchCell | None) -> BenchRow:
     return BenchRow(
         concurrency=cell.concurrency,
+        request_rate=cell.request_rate,
         n=cell.n,
         failed=cell.failed,
         duration_s=cell.duration_s,
@@ -36,6 +37,10 @@ def _bench_row(cell: BenchCell, base: BenchCell | None) -> BenchRow:
         total_tok_per_s=cell.total_tok_per_s,
         steady_tok_per_s=cell.steady_tok_per_s,
         req_per_s=cell.req_per_s,
+        output_tok_per_s_interval=cell.output_tok_per_s_interval,
+        tpot_ms_p50_interval=cell.tpot_ms_p50_interval,
+        goodput_req_per_s=cell.goodput.req_per_s if cell.goodput else None,
+        slo_met=cell.goodput.met if cell.goodput else None,
         input_tokens_mean=cell.input_tokens_mean,
         output_tokens_mean=cell.output_tokens_mean,
         prefix_hit_tokens=cell.prefix_hit_tokens,
@@ -59,4 +64,5 @@ def workload(bench: BenchResult) -> Workload:
         sampling=bench.sampling,
         seed=bench.seed,
         prompt_hash=bench.prompt_hash,
+        arrival=bench.arrival,
     )

@@ -13,7 +13,8 @@ from pydantic import Field
 from qkit.evaluate.drift import Drift
 from qkit.evaluate.memory import WeightSource
 from qkit.evaluate.statistics import Verdict
-from qkit.measurements import Hardware, Stored
+from qkit.levels import Level
+from qkit.measurements import Ends, Hardware, LoadSearch, Stored
 from qkit.suites import BENCH_SUITE
 
 SCHEMA_VERSION = 1
@@ -56,7 +57,7 @@ class Accuracy(Stored):
 
 
 class Ratio(Stored):
-    """Variant over baseline at the same concurrency; below 1 is faster for ttft and tpot."""
+    """Variant over baseline at the same level; below 1 is faster for ttft and tpot."""
 
     #: Of the medians.
     ttft: float | None
@@ -66,9 +67,12 @@ class Ratio(Stored):
 
 
 class BenchRow(Stored):
-    """One concurrency level of one variant; definitions are those of `BenchCell`."""
+    """One level of load on one variant; definitions are those of `BenchCell`."""
 
-    concurrency: int
+    #: None in an open loop.
+    concurrency: int | None
+    #: None in a closed loop.
+    request_rate: float | None = None
     n: int
     failed: int
     duration_s: float
@@ -86,12 +90,24 @@ class BenchRow(Stored):
     total_tok_per_s: float | None
     steady_tok_per_s: float | None
     req_per_s: float | None
+    #: 95 % interval over the cell's repeats; None with one repeat.
+    output_tok_per_s_interval: Ends | None = None
+    tpot_ms_p50_interval: Ends | None = None
+    #: Requests a second that keep every limit of the objective; None without one.
+    goodput_req_per_s: float | None = None
+    #: Whether the level meets the objective.
+    slo_met: bool | None = None
     input_tokens_mean: float | None
     output_tokens_mean: float | None
     prefix_hit_tokens: float | None
     preemptions: float | None
     ratio: Ratio
     marks: tuple[str, ...]
+
+    @property
+    def level(self) -> Level:
+        """The load."""
+        return Level(self.concurrency, self.request_rate)
 
 
 class FailedStep(Stored):
@@ -135,6 +151,8 @@ class Row(Stored):
     bench: tuple[BenchRow, ...]
     #: Levels of the other benchmarks, by name.
     further_benches: dict[str, tuple[BenchRow, ...]] = Field(default_factory=dict)
+    #: Largest load that meets the objective, by benchmark; only where one was searched for.
+    load_searches: dict[str, LoadSearch] = Field(default_factory=dict)
     marks: tuple[str, ...]
 
     def bench_of(self, name: str, headline: str) -> tuple[BenchRow, ...]:
@@ -152,6 +170,8 @@ class Workload(Stored):
     sampling: dict[str, float]
     seed: int
     prompt_hash: str
+    #: Open loop: gaps between requests, "poisson" or "constant".
+    arrival: str | None = None
 
 
 class Matrix(Stored):

@@ -6,7 +6,9 @@ Also the two other calls beside a benchmark: `/health` and `/reset_prefix_cache`
 from __future__ import annotations
 
 import asyncio
+import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import aiohttp
@@ -33,6 +35,19 @@ class Counters:
             prefix_hit_tokens=_growth(before.prefix_hit_tokens, self.prefix_hit_tokens),
             preemptions=_growth(before.preemptions, self.preemptions),
         )
+
+
+def total(parts: Sequence[Counters]) -> Counters:
+    """Sum growths, such as those of a cell's repeats; None where one of them is not known."""
+
+    def add(values: Sequence[float | None]) -> float | None:
+        known = [value for value in values if value is not None]
+        return math.fsum(known) if known and len(known) == len(values) else None
+
+    return Counters(
+        prefix_hit_tokens=add([part.prefix_hit_tokens for part in parts]),
+        preemptions=add([part.preemptions for part in parts]),
+    )
 
 
 def _growth(before: float | None, after: float | None) -> float | None:

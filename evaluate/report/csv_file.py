@@ -33,9 +33,21 @@ _ROW_COLUMNS = (
     "max_concurrency",
     "max_model_len",
 )
-_BENCH_COLUMNS = tuple(name for name in BenchRow.model_fields if name not in ("ratio", "marks"))
-#: After `_BENCH_COLUMNS`: ratios to the baseline at this level, and what was seen measuring it.
-_LEVEL_COLUMNS = ("ratio_ttft", "ratio_tpot", "ratio_output_tok_per_s", "level_marks")
+#: Figures of a level that are no single value.
+_COMPOUND = ("ratio", "marks", "output_tok_per_s_interval", "tpot_ms_p50_interval")
+_BENCH_COLUMNS = tuple(name for name in BenchRow.model_fields if name not in _COMPOUND)
+#: After `_BENCH_COLUMNS`: 95 % intervals over repeats, ratios to the baseline at this level, and
+#: what was seen measuring it.
+_LEVEL_COLUMNS = (
+    "output_tok_per_s_low",
+    "output_tok_per_s_high",
+    "tpot_ms_p50_low",
+    "tpot_ms_p50_high",
+    "ratio_ttft",
+    "ratio_tpot",
+    "ratio_output_tok_per_s",
+    "level_marks",
+)
 _ACCURACY_COLUMNS = (
     "metric",
     "value",
@@ -109,6 +121,13 @@ def _bench(cell: BenchRow | None) -> Mapping[str, Value]:
     if cell is None:
         return {}
     ratio = cell.ratio
-    level = (ratio.ttft, ratio.tpot, ratio.output_tok_per_s, "; ".join(cell.marks))
+    level = (
+        *(cell.output_tok_per_s_interval or (None, None)),
+        *(cell.tpot_ms_p50_interval or (None, None)),
+        ratio.ttft,
+        ratio.tpot,
+        ratio.output_tok_per_s,
+        "; ".join(cell.marks),
+    )
     values: dict[str, Value] = {name: getattr(cell, name) for name in _BENCH_COLUMNS}
     return values | dict(zip(_LEVEL_COLUMNS, level, strict=True))

@@ -11,6 +11,7 @@ from qkit.evaluate.report import text
 from qkit.evaluate.report.sheet import VARIANT, Cell, Column, RowField, Sheet, row_sheet
 from qkit.evaluate.report.sheets_accuracy import accuracy_sheet, score_fields, tasks
 from qkit.evaluate.report.sheets_bench import bench_sheet
+from qkit.evaluate.report.sheets_load import load_sheets
 
 _WEIGHT_SOURCES = {
     "vllm-log": "what the server says loading them took",
@@ -27,6 +28,7 @@ def sheets(matrix: Matrix, *, detailed: bool = False) -> tuple[Sheet, ...]:
     """
     found = [overview(matrix), *(accuracy_sheet(matrix, task) for task in tasks(matrix))]
     found += [bench_sheet(matrix, name, detailed=detailed) for name in matrix.benches]
+    found += load_sheets(matrix)
     return tuple(found)
 
 

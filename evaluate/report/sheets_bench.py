@@ -6,14 +6,14 @@ from collections.abc import Callable, Sequence
 
 from qkit.evaluate.matrix_values import BenchRow, Matrix, Row, Workload
 from qkit.evaluate.report import text
-from qkit.evaluate.report.sheet import CONCURRENCY, VARIANT, Cell, Column, Line, Sheet
+from qkit.evaluate.report.sheet import CONCURRENCY, RATE, VARIANT, Cell, Column, Line, Sheet
 
-#: A column and how a row at one concurrency fills it.
+#: A column and how a row at one level fills it.
 LevelField = tuple[Column, Callable[[Row, BenchRow], Cell]]
 
 
 def bench_sheet(matrix: Matrix, name: str, *, detailed: bool = False) -> Sheet:
-    """One line a variant and concurrency level, the variants of a level together.
+    """One line a variant and level, the variants of a level together.
 
     Args:
         matrix: What to show.
@@ -29,12 +29,12 @@ def bench_sheet(matrix: Matrix, name: str, *, detailed: bool = False) -> Sheet:
     lines = [
         Line(
             tuple(show(row, cell) for _, show in fields),
-            section=str(level),
+            section=level.figure,
             failed=row.status == "failed",
         )
-        for level in sorted({cell.concurrency for cell in cells})
+        for level in sorted({cell.level for cell in cells}, key=lambda level: level.value)
         for row, cell in measured
-        if cell.concurrency == level
+        if cell.level == level
     ]
     columns = tuple(column for column, _ in fields)
     title = "Latency and throughput"
@@ -49,7 +49,10 @@ def _bench_fields(
     versus = f"vs {matrix.baseline}"
     few = "; 'max' marks the largest where requests are too few for p95"
     fields: list[LevelField] = [
-        (CONCURRENCY, lambda _, c: Cell(text.integer(c.concurrency))),
+        (
+            RATE if any(cell.level.is_open for cell in cells) else CONCURRENCY,
+            lambda _, c: Cell(c.level.figure),
+        ),
         (VARIANT, lambda r, _: Cell(r.variant)),
         (Column("n", "Requests measured.", key=True), lambda _, c: Cell(text.integer(c.n))),
         (
@@ -96,6 +99,8 @@ def _bench_fields(
     ]
     if detailed:
         fields += _detail_fields()
+    if any(cell.goodput_req_per_s is not None for cell in cells):
+        fields += _objective_fields()
     if any(cell.failed for cell in cells):
         failed = Column("Failed", "Requests that failed; they are in no other figure.", key=True)
         fields.insert(3, (failed, lambda _, c: Cell(text.integer(c.failed))))
@@ -103,6 +108,19 @@ def _bench_fields(
         length = Column("Tokens out", "Mean output tokens a request; answers end by themselves.")
         fields.append((length, lambda _, c: Cell(text.decimal(c.output_tokens_mean, 1))))
     return fields
+
+
+def _objective_fields() -> list[LevelField]:
+    return [
+        (
+            Column("req/s", "Requests a second that keep every limit by themselves.", "Goodput"),
+            lambda _, c: Cell(text.figure(c.goodput_req_per_s)),
+        ),
+        (
+            Column("met", "Whether the level's own statistics meet the objective.", "Goodput"),
+            lambda _, c: Cell({None: text.MISSING, True: "yes", False: "no"}[c.slo_met]),
+        ),
+    ]
 
 
 def _detail_fields() -> list[LevelField]:
@@ -133,7 +151,9 @@ def _detail_fields() -> list[LevelField]:
 def _bench_caption(load: Workload) -> str:
     sampling = ", ".join(f"{name} {value:g}" for name, value in load.sampling.items())
     ending = "exactly" if load.ignore_eos else "at most"
+    arrivals = {"poisson": "Poisson arrivals", "constant": "arrivals at equal gaps"}
     parts = [
+        *([arrivals[load.arrival]] if load.arrival else []),
         f"{load.endpoint} endpoint, streaming",
         f"{load.input_tokens} tokens in, {ending} {load.output_tokens} out",
         *([sampling] if sampling else []),

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from qkit.errors import InputError
 from qkit.evaluate import matrix as matrices
 from qkit.evaluate.pairing import VariantInput
-from qkit.evaluate.report import csv_file, html, markdown
+from qkit.evaluate.report import csv_file, html, markdown, records_file
 from qkit.measurements import Measurement, Subject
 from qkit.quantize.methods import scheme_label
 from qkit.recipe import BASELINE, Variant
@@ -48,6 +51,22 @@ def write_matrix(store: RunStore, matrix: matrices.Matrix) -> None:
     }
     for suffix, text in texts.items():
         store.write_text(store.matrix_file(suffix), text)
+
+
+def write_records(store: RunStore, path: Path) -> None:
+    """Write every request of a run's benchmarks as JSON lines.
+
+    Raises:
+        InputError: The folder is not a run's, or the file cannot be written.
+    """
+    labels = dict.fromkeys(
+        [BASELINE, *(variant.label for variant in store.read_recipe().variants), *store.external()]
+    )
+    measurements = (m for label in labels for m in store.measurements(label))
+    try:
+        store.write_text(path, "".join(records_file.render(measurements)))
+    except OSError as error:
+        raise InputError(f"the records cannot be written: {error.strerror}", where=path) from None
 
 
 def _input(store: RunStore, label: str, variant: Variant | None) -> VariantInput:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 
 from qkit import __version__
 from qkit.errors import MeasurementError
-from qkit.measurements import Hardware, Measurement, Subject
+from qkit.levels import names
+from qkit.measurements import AccuracyResult, BenchResult, Hardware, Measurement, Subject
 from qkit.plan import Cell
 from qkit.reporting import Reporter
 from qkit.server import RunningServer
@@ -24,13 +26,42 @@ def measure_cell(
     hardware: Hardware,
     data: Path | None,
     reporter: Reporter,
+    earlier: BenchResult | None = None,
+    on_partial: Callable[[Measurement], None] = lambda _: None,
 ) -> Measurement:
     """Measure one suite on a running server and return what is to be stored.
+
+    Args:
+        cell: What to measure.
+        subject: What is measured.
+        server: Where it is served.
+        key: Of everything that shapes the result.
+        hardware: The machine.
+        data: Folder of local copies of hub data sets.
+        reporter: Who is told.
+        earlier: Levels that an interrupted sweep left; they are taken over.
+        on_partial: Called after every level of a benchmark with what there is so far.
 
     Raises:
         QkitError: The measurement could not be completed.
     """
-    accuracy = bench = None
+
+    def measurement(
+        *, accuracy: AccuracyResult | None = None, bench: BenchResult | None = None
+    ) -> Measurement:
+        return Measurement(
+            key=key,
+            suite=cell.suite,
+            variant=cell.label,
+            variant_hash=subject.content_hash,
+            created=now(),
+            hardware=hardware,
+            server=server.record,
+            versions={"qkit": __version__, "lm-eval": metadata.version("lm-eval")},
+            accuracy=accuracy,
+            bench=bench,
+        )
+
     if isinstance(cell.settings, BenchSuite):
         from qkit.evaluate.bench import run_bench  # noqa: PLC0415  (imports aiohttp, tokenizers)
 
@@ -41,31 +72,22 @@ def measure_cell(
             tokenizer_path=subject.path,
             max_model_len=server.record.max_model_len,
             on_progress=reporter.progress,
+            on_cell=lambda so_far: on_partial(measurement(bench=so_far)),
+            earlier=earlier,
         )
-    else:
-        from qkit.evaluate.accuracy import run_accuracy  # noqa: PLC0415  (imports lm-eval)
+        return measurement(bench=bench)
+    from qkit.evaluate.accuracy import run_accuracy  # noqa: PLC0415  (imports lm-eval)
 
-        accuracy = run_accuracy(
-            cell.settings,
-            base_url=server.base_url,
-            model=server.model,
-            tokenizer_path=subject.path,
-            max_model_len=server.record.max_model_len,
-            data=data,
-            on_progress=lambda done, total: reporter.progress("questions", done, total),
-        )
-    return Measurement(
-        key=key,
-        suite=cell.suite,
-        variant=cell.label,
-        variant_hash=subject.content_hash,
-        created=now(),
-        hardware=hardware,
-        server=server.record,
-        versions={"qkit": __version__, "lm-eval": metadata.version("lm-eval")},
-        accuracy=accuracy,
-        bench=bench,
+    accuracy = run_accuracy(
+        cell.settings,
+        base_url=server.base_url,
+        model=server.model,
+        tokenizer_path=subject.path,
+        max_model_len=server.record.max_model_len,
+        data=data,
+        on_progress=lambda done, total: reporter.progress("questions", done, total),
     )
+    return measurement(accuracy=accuracy)
 
 
 def headline(measurement: Measurement) -> str:
@@ -76,7 +98,7 @@ def headline(measurement: Measurement) -> str:
         return f"{score.metric} {100 * score.value:.2f}{error} (n={score.n})"
     if measurement.bench:
         return "tok/s " + ", ".join(
-            f"{cell.concurrency}: "
+            f"{cell.level.figure}: "
             + ("failed" if cell.output_tok_per_s is None else f"{cell.output_tok_per_s:.1f}")
             for cell in measurement.bench.cells
         )
@@ -91,7 +113,7 @@ def lost_levels(measurement: Measurement) -> MeasurementError | None:
         return None
     reasons = [r.error or r.status for r in lost[0].requests if r.status != "ok"]
     return MeasurementError(
-        f"{len(lost)} of {len(cells)} concurrency levels failed "
-        f"({', '.join(str(cell.concurrency) for cell in lost)}): "
+        f"{len(lost)} of {len(cells)} levels failed "
+        f"({names(cell.level for cell in lost)}): "
         f"{reasons[0] if reasons else 'no successful request'}"
     )

@@ -19,7 +19,7 @@ from qkit.errors import InputError, QkitError
 from qkit.hardware import Accelerator, describe, detect_accelerator
 from qkit.hashing import hash_checkpoint, hash_files
 from qkit.locks import accelerator_lock_path, lock
-from qkit.measurements import FailureRecord, Hardware, Subject
+from qkit.measurements import BenchResult, FailureRecord, Hardware, Measurement, Subject
 from qkit.measuring import headline, lost_levels, measure_cell
 from qkit.plan import Cell, Group, Plan, make_plan, measure_key, quantize_key
 from qkit.quantize.backends import BACKENDS, check_backend
@@ -47,6 +47,8 @@ QUANTIZE_STEP = "quantize"
 SERVE_STEP = "serve"
 #: A server whose connections broke takes a moment to end.
 DYING_S = 3.0
+#: Begins the key of a sweep of which levels are missing or failed; the rest of it is the sweep's.
+_PART_OF = "part of "
 
 
 @dataclass
@@ -338,19 +340,26 @@ class Job:
                 hardware=self.hardware,
                 data=self.data,
                 reporter=self.reporter,
+                earlier=None if self.force else self._left_over(cell, key),
+                on_partial=lambda part: self.store.write_measurement(_unfinished(part)),
             )
         except QkitError as error:
             self._failed(cell.label, cell.suite, _root_cause(error, server))
             return
         if lost := lost_levels(measurement):
             # What was measured is kept and shown, but not taken for done.
-            self.store.write_measurement(measurement.model_copy(update={"key": ""}))
+            self.store.write_measurement(_unfinished(measurement))
             cause = _root_cause(lost, server)
             self._failed(cell.label, cell.suite, cause, measurement.created)
             return
         self.store.write_measurement(measurement)
         self.outcome.done += 1
         self.reporter.finished(cell.label, cell.suite, headline(measurement))
+
+    def _left_over(self, cell: Cell, key: str) -> BenchResult | None:
+        """Return the levels that an interrupted sweep with the same inputs has measured."""
+        stored = self.store.measurement(cell.label, cell.suite)
+        return stored.bench if key and stored and stored.key == _PART_OF + key else None
 
     def server_spec(self, subject: Subject) -> ServerSpec:
         """Return how a row is served."""
@@ -389,6 +398,11 @@ class Job:
         self.store.write_failure(record)
         self.outcome.failures.append(record)
         self.reporter.failed(label, step, str(error))
+
+
+def _unfinished(measurement: Measurement) -> Measurement:
+    """Return a measurement that is kept and shown, but not taken for done."""
+    return measurement.model_copy(update={"key": _PART_OF + measurement.key})
 
 
 def _root_cause(error: QkitError, server: RunningServer) -> QkitError:

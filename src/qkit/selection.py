@@ -9,6 +9,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from qkit.errors import InputError, nearest
+from qkit.evaluate.slo import parse_objective
 from qkit.measurements import Subject
 from qkit.plan import Group, cells_of
 from qkit.recipe import BASELINE, Recipe
@@ -32,6 +33,8 @@ def choose_suites(
     names: str | None,
     *,
     concurrency: str | None = None,
+    rates: str | None = None,
+    slo: str | None = None,
     num_fewshot: int | None = None,
     limit: int | None = None,
 ) -> Recipe:
@@ -42,6 +45,8 @@ def choose_suites(
         names: `bench`, other benchmarks of the recipe, lm-eval tasks and groups, separated by
             commas; None keeps the recipe's.
         concurrency: Levels of the benchmarks, separated by commas.
+        rates: Request rates of the benchmarks, instead of `concurrency`.
+        slo: Objective of the benchmarks, as `ttft_p95<200ms,tpot_p95<30ms`.
         num_fewshot: Examples before each question.
         limit: Questions per task.
 
@@ -57,7 +62,7 @@ def choose_suites(
     )
     if not wanted:
         raise InputError("no suite to measure", fix="give --suite mmlu,bench")
-    levels = None if concurrency is None else _levels(concurrency)
+    load = _load(concurrency, rates, slo)
     given = {"num_fewshot": num_fewshot, "limit": limit}
     values = {key: value for key, value in given.items() if value is not None}
     try:
@@ -73,10 +78,9 @@ def choose_suites(
             for name in dict.fromkeys(wanted)
             if name == BENCH_SUITE or name in benches
         )
-        if levels:
+        if load:
             chosen = tuple(
-                BenchSuite.model_validate({**suite.model_dump(), "concurrency": levels})
-                for suite in chosen
+                BenchSuite.model_validate({**suite.model_dump(), **load}) for suite in chosen
             )
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
@@ -153,10 +157,31 @@ def attach_group(recipe: Recipe, url: str, model: str | None, tokenizer: Path | 
     return Attached(server, subject, Group(label, cells_of(recipe, label)))
 
 
-def _levels(text: str) -> list[int]:
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
+def _load(concurrency: str | None, rates: str | None, slo: str | None) -> dict[str, object]:
+    """Return the fields of a benchmark that were typed."""
+    if concurrency and rates:
         raise InputError(
-            f"--concurrency {text!r} is not a list of numbers", fix="write it as 1,2,4,8,16"
+            "--concurrency is a closed loop and --rate an open one",
+            fix="give one of them; run again for the other",
+        )
+    found: dict[str, object] = {}
+    if concurrency is not None:
+        found = {"concurrency": _numbers("--concurrency", concurrency, int), "rates": ()}
+    if rates is not None:
+        found = {"rates": _numbers("--rate", rates, float), "concurrency": ()}
+    if slo is not None:
+        try:
+            found["slo"] = str(parse_objective(slo))
+        except ValueError as error:
+            raise InputError(f"--slo: {error}") from None
+    return found
+
+
+def _numbers(option: str, text: str, kind: type[int] | type[float]) -> list[float]:
+    try:
+        return [kind(part) for part in text.split(",")]
+    except ValueError:
+        example = "1,2,4,8,16" if kind is int else "0.5,1,2"
+        raise InputError(
+            f"{option} {text!r} is not a list of numbers", fix=f"write it as {example}"
         ) from None

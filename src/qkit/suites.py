@@ -5,12 +5,24 @@ One class a kind; `Suite` is any of them. A suite's name is that of its measurem
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+
+from qkit.evaluate.slo import Objective, parse_objective
+from qkit.levels import Level
 
 #: Name of a benchmark that is given none.
 BENCH_SUITE = "bench"
+#: The fewest values at which a percentile is not just the largest of them.
+FEWEST_VALUES = {"p90": 10, "p95": 20, "p99": 100}
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=80)]
 
@@ -37,10 +49,35 @@ class BenchSuite(Strict):
 
     #: Name of its measurement, and of its table where there are several.
     name: Name = BENCH_SUITE
+    #: Open loop: requests sent a second, whether others have ended or not; instead of
+    #: `concurrency`.
+    rates: tuple[Annotated[float, Field(gt=0, allow_inf_nan=False)], ...] = ()
+    #: Closed loop: requests kept in flight.
     concurrency: tuple[Annotated[int, Field(ge=1)], ...] = (1, 2, 4, 8, 16)
     #: Measured requests per level; the larger of this and `requests_per_slot` * concurrency.
     min_requests: int = Field(20, ge=1)
     requests_per_slot: int = Field(4, ge=1)
+    #: Closed loop: the slots' first requests are spread over so many seconds.
+    ramp_s: float = Field(0, ge=0)
+    #: Open loop: gaps between requests, random (independent users) or all the same.
+    arrival: Literal["poisson", "constant"] = "poisson"
+    #: Open loop: requests are sent for so long, but at least `min_requests`.
+    duration_s: float = Field(30, gt=0)
+    #: Open loop: a request that is due while so many are under way waits, and its wait counts.
+    max_in_flight: int | None = Field(None, ge=1)
+    #: An objective such as `ttft_p95<200ms,tpot_p95<30ms`: goodput of every cell, and a search
+    #: for the largest load that meets it.
+    slo: str | None = None
+    #: Cells that the search may add to those named.
+    search_cells: int = Field(6, ge=0)
+    #: Times a cell is measured, each with prompts of its own.
+    repeats: int = Field(1, ge=1)
+    #: It is repeated up to so many times until throughput and median TPOT are known to
+    #: `target_percent` (half width of the 95 % interval). None: `repeats`.
+    max_repeats: int | None = Field(None, ge=1)
+    target_percent: float = Field(5, gt=0)
+    #: Client processes; "auto" adds some when one is too slow for the streams.
+    clients: Literal["auto"] | Annotated[int, Field(ge=1, le=64)] = "auto"
     input_tokens: int = Field(512, ge=1)
     output_tokens: int = Field(128, ge=1)
     #: Natural stopping (False) compares different lengths; the table then shows them.
@@ -51,14 +88,62 @@ class BenchSuite(Strict):
     #: Measure the baseline once more at the end, to see whether the machine drifted.
     repeat_baseline: bool = True
 
-    @field_validator("concurrency")
+    @model_validator(mode="before")
     @classmethod
-    def _levels(cls, value: tuple[int, ...]) -> tuple[int, ...]:
-        if not value:
-            raise ValueError("needs at least one level")
+    def _one_loop(cls, value: Any) -> Any:
+        """Let rates stand for themselves: the default concurrency is that of a closed loop."""
+        if isinstance(value, dict) and value.get("rates") and "concurrency" not in value:
+            return {**value, "concurrency": ()}
+        return value
+
+    @field_validator("rates", "concurrency")
+    @classmethod
+    def _levels(cls, value: tuple[float, ...], info: ValidationInfo) -> tuple[float, ...]:
         if len(set(value)) != len(value):
             raise ValueError("names a level twice")
+        if info.field_name == "concurrency":
+            if not value and not info.data.get("rates"):
+                raise ValueError("needs at least one level")
+            if value and info.data.get("rates"):
+                raise ValueError(
+                    "a benchmark has either `concurrency` (closed loop) or `rates` (open loop); "
+                    "make a second one for the other"
+                )
         return value
+
+    @field_validator("slo")
+    @classmethod
+    def _objective(cls, value: str | None) -> str | None:
+        return value if value is None else str(parse_objective(value))
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if self.max_repeats is not None and self.max_repeats < self.repeats:
+            raise ValueError(f"max_repeats {self.max_repeats} is below repeats {self.repeats}")
+        for limit in self.objective.limits if self.objective else ():
+            fewest = FEWEST_VALUES.get(limit.statistic, 1)
+            if limit.metric != "itl" and self.min_requests < fewest:
+                raise ValueError(
+                    f"slo: {limit.statistic} needs {fewest} requests; raise min_requests"
+                )
+        return self
+
+    @property
+    def levels(self) -> tuple[Level, ...]:
+        """The loads that are named, in their order."""
+        if self.rates:
+            return tuple(Level(request_rate=rate) for rate in self.rates)
+        return tuple(Level(concurrency=slots) for slots in self.concurrency)
+
+    @property
+    def objective(self) -> Objective | None:
+        """The objective, parsed."""
+        return None if self.slo is None else parse_objective(self.slo)
+
+    @property
+    def repeats_max(self) -> int:
+        """Times a cell is measured at most."""
+        return self.max_repeats or self.repeats
 
 
 #: Any suite.

@@ -17,8 +17,9 @@ from fakes.tokenizers_for_tests import write_byte_tokenizer
 
 from qkit.errors import InputError, MeasurementError
 from qkit.evaluate.bench import run_bench
-from qkit.evaluate.latency import ClientLoad, summarize
+from qkit.evaluate.cell_marks import ClientLoad
 from qkit.evaluate.server_metrics import Counters
+from qkit.evaluate.summary import summarize
 from qkit.measurements import BenchCell, BenchResult
 from qkit.suites import BenchSuite
 
@@ -389,11 +390,15 @@ def test_every_figure_can_be_computed_again_from_the_stored_records(tokenizer: P
     assert [cell.failed for cell in stored.cells] == [1, 0]
     for cell in stored.cells:
         again = summarize(
-            cell.concurrency,
+            cell.level,
             cell.requests,
             server=Counters(cell.prefix_hit_tokens, cell.preemptions),
             client=ClientLoad(
-                cell.client_lag_ms_max, cell.client_lag_ms_p99, cell.client_cpu_share
+                lag_ms_max=cell.client_lag_ms_max,
+                lag_ms_p99=cell.client_lag_ms_p99,
+                lag_ms_p50=cell.client_lag_ms_p50,
+                cpu_share=cell.client_cpu_share,
+                processes=cell.client_processes,
             ),
         )
         assert again == cell

@@ -36,6 +36,17 @@ if TYPE_CHECKING:
     help="With folders: the 16-bit checkpoint to compare with.",
 )
 @click.option("--concurrency", metavar="LEVELS", help="Levels of the benchmark: 1,2,4,8,16.")
+@click.option(
+    "--rate",
+    "rates",
+    metavar="RATES",
+    help="Requests a second, in place of --concurrency: 0.5,1,2.",
+)
+@click.option(
+    "--slo",
+    metavar="LIMITS",
+    help="Goodput, and the largest load that meets the limits: ttft_p95<200ms,tpot_p95<30ms.",
+)
 @click.option("--num-fewshot", type=click.IntRange(min=0), help="Examples before each question.")
 @click.option("--limit", type=click.IntRange(min=1), help="Questions per task, to try it out.")
 @options.data
@@ -52,6 +63,8 @@ def evaluate(
     tokenizer: Path | None,
     baseline: Path | None,
     concurrency: str | None,
+    rates: str | None,
+    slo: str | None,
     num_fewshot: int | None,
     limit: int | None,
     data: Path | None,
@@ -95,6 +108,8 @@ def evaluate(
         recipe,
         suites,
         concurrency=concurrency,
+        rates=rates,
+        slo=slo,
         num_fewshot=num_fewshot,
         limit=limit,
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
 
 
@@ -20,7 +22,15 @@ import click
     is_flag=True,
     help="Compare rows of different hardware, versions or settings, and say so in the table.",
 )
-def matrix(run_name: str | None, style: str, allow_incomparable: bool) -> None:
+@click.option(
+    "--records",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Write every request of every benchmark to FILE, one JSON object a line.",
+)
+def matrix(
+    run_name: str | None, style: str, allow_incomparable: bool, records: Path | None
+) -> None:
     """Print the matrix of a run again, from its stored files.
 
     RUN is the name of a folder under artifacts/, or its path. Without it, the run that was
@@ -31,6 +41,10 @@ def matrix(run_name: str | None, style: str, allow_incomparable: bool) -> None:
     from qkit.store import latest_run, open_run
 
     store = open_run(run_name) if run_name else latest_run()
+    if records:
+        from qkit.assemble import write_records
+
+        write_records(store, records)
     if style == "table":
         show_matrix(store, allow_incomparable=allow_incomparable)
         return

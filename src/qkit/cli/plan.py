@@ -91,7 +91,8 @@ def plan(
             length=length
             or (bench.input_tokens + bench.output_tokens if bench else None)
             or DEFAULT_LENGTH,
-            concurrency=concurrency or (max(bench.concurrency) if bench else DEFAULT_CONCURRENCY),
+            concurrency=concurrency
+            or max(bench.concurrency if bench else (), default=DEFAULT_CONCURRENCY),
         ),
         _to_make(recipe, run_name),
     )

@@ -9,7 +9,17 @@ from __future__ import annotations
 
 from qkit.measurements.accuracy import AccuracyResult, Sample, TaskScore
 from qkit.measurements.base import SCHEMA_VERSION, Hardware, Stored
-from qkit.measurements.bench import BenchCell, BenchResult, Distribution, RequestRecord
+from qkit.measurements.bench import (
+    BenchCell,
+    BenchResult,
+    Distribution,
+    Ends,
+    Goodput,
+    LoadSearch,
+    Repeat,
+    RequestRecord,
+    SteadyWindow,
+)
 from qkit.measurements.servers import ServerRecord
 from qkit.measurements.variants import CalibrationRecord, Subject, VariantRecord
 
@@ -20,12 +30,17 @@ __all__ = [
     "BenchResult",
     "CalibrationRecord",
     "Distribution",
+    "Ends",
     "FailureRecord",
+    "Goodput",
     "Hardware",
+    "LoadSearch",
     "Measurement",
+    "Repeat",
     "RequestRecord",
     "Sample",
     "ServerRecord",
+    "SteadyWindow",
     "Stored",
     "Subject",
     "TaskScore",
