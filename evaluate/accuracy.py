@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import math
+import re
 import time
 from collections.abc import Mapping, Sequence
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import lm_eval
 
 from qkit.errors import InputError, MeasurementError
+from qkit.evaluate.adaptive import START
+from qkit.evaluate.drawing import Documents, draw_documents
 from qkit.evaluate.lm import OnProgress, ServedLM, load_tokenizer
 from qkit.evaluate.quiet import BOOTSTRAP_ITERATIONS, quiet_lm_eval
+from qkit.evaluate.scored_answers import ScoredAnswers
 from qkit.evaluate.task_catalog import LoadedTask, load_task, num_fewshot
-from qkit.hashing import hash_tokenizer
+from qkit.hashing import hash_tokenizer, hash_value
 from qkit.measurements import AccuracyResult, Sample, TaskScore
 from qkit.suites import AccuracySuite
 
@@ -24,6 +30,14 @@ from qkit.suites import AccuracySuite
 HEADLINE_METRICS = ("acc_norm", "acc", "exact_match", "prompt_level_strict_acc", "word_perplexity")
 #: lm-eval's own seeds; `seed` is added to them, so that 0 gives lm-eval's few-shot examples.
 LM_EVAL_SEED = 1234
+
+#: Truncated documents that a mark names.
+CUT_SHOWN = 5
+
+#: Keys of a task's configuration that say where its data lies; documents have hashes of their own.
+_PLACES = ("dataset_path", "dataset_kwargs")
+#: Folders, and addresses of objects, in how lm-eval writes a task's functions down.
+_PATH = re.compile(r"(?:/[^/\s\"'<>]+)+/|0x[0-9a-f]+")
 
 Results = Mapping[str, Any]
 
@@ -36,7 +50,8 @@ def run_accuracy(
     tokenizer_path: Path,
     max_model_len: int | None,
     data: Path | None = None,
-    seed: int = 0,
+    concurrency: int = START,
+    scored: ScoredAnswers | None = None,
     on_progress: OnProgress | None = None,
 ) -> AccuracyResult:
     """Score a served variant on one lm-eval task or group.
@@ -45,18 +60,19 @@ def run_accuracy(
     questions, not over subjects.
 
     Args:
-        suite: Task, few-shot count, limit and chat template.
+        suite: Task, few-shot count, limit, seed and template.
         base_url: Root of the server.
         model: Name the model is served under.
         tokenizer_path: Folder of the served checkpoint.
         max_model_len: Served length in tokens; None asks the server.
         data: Folder of hub data sets in their own layout.
-        seed: Of few-shot sampling and of generation.
+        concurrency: Requests in flight at first; their number follows the server's load.
+        scored: Answers an interrupted attempt left, and where new ones are kept.
         on_progress: Called after every request with those finished and all known so far.
 
     Raises:
         InputError: The task, its data, the model's name or the tokenizer cannot be used, or a
-            prompt does not fit the served length.
+            prompt does not fit the served length and is not to be truncated.
         HubUnreachableError: The task's data cannot be had.
         ServerError: The server is gone, stalls, or keeps failing.
         MeasurementError: The server does not give exact log-probabilities.
@@ -70,42 +86,97 @@ def run_accuracy(
             fix="leave `chat_template` off, or use an instruct checkpoint",
         )
     task = load_task(suite, data=data)
+    documents = draw_documents(task.leaves, suite.limit, suite.seed)
     lm = ServedLM(
         base_url=base_url,
         model=model,
         tokenizer=tokenizer,
         max_model_len=max_model_len,
-        seed=seed,
+        add_bos_token=suite.add_bos_token,
+        truncate=suite.truncate,
+        scored=scored,
+        concurrency=concurrency,
+        seed=suite.seed,
         on_progress=on_progress,
     )
     shots = num_fewshot(suite)
-    results = _evaluate(suite, lm, task, shots, seed)
+    results = _evaluate(suite, lm, task, documents, shots)
     headline = headline_metric(results, suite.task)
     scores = tuple(task_scores(results, headline, suite.task))
     first = scores[0]
     if not math.isfinite(first.value):
         raise MeasurementError(f"the score of {suite.task!r} is not finite ({first.value})")
+    cut = _by_document(lm.cut_tokens, documents)
     return AccuracyResult(
         suite=suite.task,
         harness=f"lm-eval {importlib.metadata.version('lm_eval')}",
         headline=first,
         scores=scores,
-        samples=tuple(samples_of(results, headline, task.leaves)),
+        samples=tuple(samples_of(results, headline, task.leaves, cut)),
         num_fewshot=first.num_fewshot if first.num_fewshot is not None else shots,
         limit=suite.limit,
+        seed=suite.seed,
         chat_template=suite.chat_template,
+        fewshot_as_multiturn=suite.fewshot_as_multiturn,
+        system_prompt=suite.system_prompt,
+        add_bos_token=lm.add_bos_token,
+        template_hash=hash_value(tokenizer.chat_template) if tokenizer.chat_template else None,
         tokenizer_hash=hash_tokenizer(tokenizer_path),
+        truncate=suite.truncate,
+        truncated=len(cut),
+        resumed=lm.resumed,
         duration_s=time.monotonic() - started,
         requests=lm.usage.requests,
         prompt_tokens=lm.usage.prompt_tokens,
         cached_tokens=lm.usage.cached_tokens,
-        marks=(f"limit: first {suite.limit} of each task",) if suite.limit else (),
+        marks=_marks(suite, task.leaves, documents, cut),
     )
 
 
+def _marks(
+    suite: AccuracySuite,
+    tasks: Mapping[str, Any],
+    documents: Documents | None,
+    cut: Mapping[tuple[str, int], int],
+) -> tuple[str, ...]:
+    """Say what a reader of the score must know: not all questions, or not whole ones."""
+    marks = []
+    if documents is not None:
+        drawn = sum(map(len, documents.values()))
+        each = f" of each of {len(documents)} tasks" if len(documents) > 1 else ""
+        total = sum(len(task.eval_docs) for task in tasks.values())
+        if drawn < total:
+            marks.append(
+                f"limit: {suite.limit}{each}, {drawn:,} of {total:,} questions drawn with seed "
+                f"{suite.seed}"
+            )
+    if cut:
+        first = ", ".join(f"{task} {number}" for task, number in sorted(cut)[:CUT_SHOWN])
+        more = ", ..." if len(cut) > CUT_SHOWN else ""
+        marks.append(
+            f"truncated: {len(cut):,} questions lost up to {max(cut.values()):,} tokens at their "
+            f"beginning ({first}{more})"
+        )
+    return tuple(marks)
+
+
+def _by_document(
+    cut: Mapping[tuple[str, int], int], documents: Documents | None
+) -> dict[tuple[str, int], int]:
+    """Number documents as the task does: where some were drawn, lm-eval counts only those."""
+    if documents is None:
+        return dict(cut)
+    return {(task, documents[task][number]): tokens for (task, number), tokens in cut.items()}
+
+
 def _evaluate(
-    suite: AccuracySuite, lm: ServedLM, task: LoadedTask, shots: int | None, seed: int
+    suite: AccuracySuite,
+    lm: ServedLM,
+    task: LoadedTask,
+    documents: Documents | None,
+    shots: int | None,
 ) -> Results:
+    seed = LM_EVAL_SEED + suite.seed
     try:
         with quiet_lm_eval():
             results: Results | None = lm_eval.simple_evaluate(
@@ -113,15 +184,16 @@ def _evaluate(
                 tasks=task.roots,
                 task_manager=task.manager,
                 num_fewshot=shots,
-                limit=suite.limit,
+                samples=documents,
                 bootstrap_iters=BOOTSTRAP_ITERATIONS,
                 log_samples=True,
                 apply_chat_template=suite.chat_template,
-                fewshot_as_multiturn=True,
-                random_seed=seed,
-                numpy_random_seed=LM_EVAL_SEED + seed,
-                torch_random_seed=LM_EVAL_SEED + seed,
-                fewshot_random_seed=LM_EVAL_SEED + seed,
+                system_instruction=suite.system_prompt,
+                fewshot_as_multiturn=suite.fewshot_as_multiturn,
+                random_seed=suite.seed,
+                numpy_random_seed=seed,
+                torch_random_seed=seed,
+                fewshot_random_seed=seed,
             )
     except AssertionError as error:  # how lm-eval refuses too many few-shot examples
         raise InputError(
@@ -161,6 +233,7 @@ def task_scores(results: Results, metric: tuple[str, str], suite: str) -> list[T
     # lm-eval leaves out groups of groups; where all tasks agree, theirs is the groups' too.
     counts = set(results["n-shot"].values())
     common = counts.pop() if len(counts) == 1 else None
+    configs = results.get("configs", {})
     scores = []
     for name in order:
         row = results["results"][name]
@@ -178,19 +251,43 @@ def task_scores(results: Results, metric: tuple[str, str], suite: str) -> list[T
                 value=float(value),
                 stderr=float(stderr) if isinstance(stderr, (int, float)) else None,
                 n=int(row["sample_len"]),
+                filter=metric[1],
                 is_group=name in groups,
                 version=None if version is None else str(version),
                 num_fewshot=shots if isinstance(shots, int) else None,
+                config_hash=config_hash(configs[name]) if name in configs else None,
             )
         )
     return scores
 
 
-def samples_of(results: Results, metric: tuple[str, str], tasks: Mapping[str, Any]) -> list[Sample]:
-    """Return every scored document with its value and the options' log-likelihoods."""
+def config_hash(config: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of a task's configuration, wherever its files and data lie."""
+    kept = {key: value for key, value in config.items() if key not in _PLACES}
+    kept["metadata"] = {
+        key: value for key, value in dict(config.get("metadata") or {}).items() if key == "version"
+    }
+    return sha256(_PATH.sub("", json.dumps(kept, sort_keys=True, default=str)).encode()).hexdigest()
+
+
+def samples_of(
+    results: Results,
+    metric: tuple[str, str],
+    tasks: Mapping[str, Any],
+    cut: Mapping[tuple[str, int], int] | None = None,
+) -> list[Sample]:
+    """Return every scored document with its value and the options' log-likelihoods or the text.
+
+    Args:
+        results: What lm-eval returned.
+        metric: Metric and filter of the values.
+        tasks: lm-eval's tasks by name.
+        cut: Tokens that documents' prompts lost, by task and number.
+    """
     samples = []
     for name, logged in results["samples"].items():
         aggregate = tasks[name].aggregation().get(metric[0])
+        generates = tasks[name].OUTPUT_TYPE == "generate_until"
         for entry in logged:
             if entry["filter"] != metric[1] or metric[0] not in entry:
                 continue
@@ -199,11 +296,23 @@ def samples_of(results: Results, metric: tuple[str, str], tasks: Mapping[str, An
                     task=name,
                     doc_hash=entry["doc_hash"],
                     value=_value(entry[metric[0]], aggregate),
-                    loglikelihoods=_loglikelihoods(entry["filtered_resps"]),
+                    loglikelihoods=() if generates else _loglikelihoods(entry["filtered_resps"]),
                     target=str(entry["target"]),
+                    prompt_hash=entry["prompt_hash"],
+                    filter=metric[1] if generates else None,
+                    generated=_text(entry["resps"]) if generates else None,
+                    filtered=_text(entry["filtered_resps"]) if generates else None,
+                    truncated_tokens=(cut or {}).get((name, entry["doc_id"]), 0),
                 )
             )
     return samples
+
+
+def _text(responses: Any) -> str:
+    """Return a document's first generated text; lm-eval nests it by request and repeat."""
+    while isinstance(responses, (list, tuple)):
+        responses = responses[0] if responses else ""
+    return str(responses)
 
 
 def _value(raw: Any, aggregate: Any) -> float:

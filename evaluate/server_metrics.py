@@ -13,6 +13,8 @@ from dataclasses import dataclass
 
 import aiohttp
 
+from qkit.evaluate.adaptive import Load
+
 _SAMPLE = re.compile(r"^([A-Za-z_:][A-Za-z0-9_:]*)(?:\{.*\})?\s+(\S+)(?:\s+\d+)?$")
 #: Names over vLLM's versions, newest first.
 _PREFIX_HITS = ("vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total")
@@ -88,6 +90,19 @@ async def scrape(session: aiohttp.ClientSession, root: str) -> Counters:
             return parse_counters(await response.text()) if response.status == 200 else Counters()
     except (aiohttp.ClientError, OSError, TimeoutError):
         return Counters()
+
+
+async def scrape_load(session: aiohttp.ClientSession, root: str) -> Load:
+    """Read how many requests the server runs and how many wait, summed over engines."""
+    try:
+        async with session.get(f"{root}/metrics", timeout=_TIMEOUT) as response:
+            samples = parse_samples(await response.text()) if response.status == 200 else {}
+    except (aiohttp.ClientError, OSError, TimeoutError):
+        samples = {}
+    return Load(
+        running=samples.get("vllm:num_requests_running"),
+        waiting=samples.get("vllm:num_requests_waiting"),
+    )
 
 
 async def reset_prefix_cache(session: aiohttp.ClientSession, root: str) -> bool:

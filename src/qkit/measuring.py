@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
@@ -17,6 +19,19 @@ from qkit.store import now
 from qkit.suites import BenchSuite
 
 
+@dataclass(frozen=True)
+class AnswersFile:
+    """The file of an unfinished suite's answers.
+
+    Attributes:
+        path: The file.
+        key: What the answers depend on besides the requests (`qkit.plan.answers_key`).
+    """
+
+    path: Path
+    key: str
+
+
 def measure_cell(
     cell: Cell,
     subject: Subject,
@@ -28,6 +43,7 @@ def measure_cell(
     reporter: Reporter,
     earlier: BenchResult | None = None,
     on_partial: Callable[[Measurement], None] = lambda _: None,
+    answers: AnswersFile | None = None,
 ) -> Measurement:
     """Measure one suite on a running server and return what is to be stored.
 
@@ -41,6 +57,8 @@ def measure_cell(
         reporter: Who is told.
         earlier: Levels that an interrupted sweep left; they are taken over.
         on_partial: Called after every level of a benchmark with what there is so far.
+        answers: Where an accuracy suite keeps its answers until it is finished; None for a server
+            that qkit knows too little of to take them up again.
 
     Raises:
         QkitError: The measurement could not be completed.
@@ -77,16 +95,21 @@ def measure_cell(
         )
         return measurement(bench=bench)
     from qkit.evaluate.accuracy import run_accuracy  # noqa: PLC0415  (imports lm-eval)
+    from qkit.evaluate.adaptive import starting_limit  # noqa: PLC0415
+    from qkit.evaluate.scored_answers import ScoredAnswers  # noqa: PLC0415
 
-    accuracy = run_accuracy(
-        cell.settings,
-        base_url=server.base_url,
-        model=server.model,
-        tokenizer_path=subject.path,
-        max_model_len=server.record.max_model_len,
-        data=data,
-        on_progress=lambda done, total: reporter.progress("questions", done, total),
-    )
+    with ScoredAnswers(answers.path, answers.key) if answers else nullcontext() as scored:
+        accuracy = run_accuracy(
+            cell.settings,
+            base_url=server.base_url,
+            model=server.model,
+            tokenizer_path=subject.path,
+            max_model_len=server.record.max_model_len,
+            data=data,
+            concurrency=starting_limit(server.record.flags),
+            scored=scored,
+            on_progress=lambda done, total: reporter.progress("questions", done, total),
+        )
     return measurement(accuracy=accuracy)
 
 

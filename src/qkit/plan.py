@@ -98,6 +98,34 @@ def quantize_key(
     )
 
 
+def answers_key(
+    *,
+    variant_hash: str,
+    flags: tuple[str, ...],
+    variables: dict[str, str],
+    environment: str,
+    hardware: Hardware,
+) -> str:
+    """Return the key of a model as it is served: under equal keys, equal requests need no asking.
+
+    Args:
+        variant_hash: Content hash of the checkpoint.
+        flags: Server's flags.
+        variables: Server's environment variables.
+        environment: Fingerprint of the serve environment, and so the server's version.
+        hardware: The machine.
+    """
+    return hash_value(
+        {
+            "variant": variant_hash,
+            "flags": flags,
+            "variables": variables,
+            "environment": environment,
+            "hardware": hardware.model_dump(mode="json"),
+        }
+    )
+
+
 def measure_key(
     *,
     cell: Cell,

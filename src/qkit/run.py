@@ -20,8 +20,8 @@ from qkit.hardware import Accelerator, describe, detect_accelerator
 from qkit.hashing import hash_checkpoint, hash_files
 from qkit.locks import accelerator_lock_path, lock
 from qkit.measurements import BenchResult, FailureRecord, Hardware, Measurement, Subject
-from qkit.measuring import headline, lost_levels, measure_cell
-from qkit.plan import Cell, Group, Plan, make_plan, measure_key, quantize_key
+from qkit.measuring import AnswersFile, headline, lost_levels, measure_cell
+from qkit.plan import Cell, Group, Plan, answers_key, make_plan, measure_key, quantize_key
 from qkit.quantize.backends import BACKENDS, check_backend
 from qkit.quantize.checkpoint import inspect_checkpoint
 from qkit.quantize.methods import needs_calibration
@@ -321,7 +321,11 @@ class Job:
                 self.reporter.finished(label, SERVE_STEP, ", ".join(server.record.kernels))
                 for position, cell in enumerate(cells):
                     self._measure_cell(
-                        subject, server, cell, self._measure_key(cell, subject, spec)
+                        subject,
+                        server,
+                        cell,
+                        self._measure_key(cell, subject, spec),
+                        self._answers_file(cell, subject, spec),
                     )
                     if not server.is_alive():
                         return cells[position + 1 :]
@@ -329,8 +333,17 @@ class Job:
             self._failed(label, SERVE_STEP, error)
         return []
 
-    def _measure_cell(self, subject: Subject, server: RunningServer, cell: Cell, key: str) -> None:
+    def _measure_cell(
+        self,
+        subject: Subject,
+        server: RunningServer,
+        cell: Cell,
+        key: str,
+        answers: AnswersFile | None = None,
+    ) -> None:
         self.reporter.started(cell.label, cell.suite)
+        if self.force:
+            self.store.drop_scored(cell.label, cell.suite)
         try:
             measurement = measure_cell(
                 cell,
@@ -342,6 +355,7 @@ class Job:
                 reporter=self.reporter,
                 earlier=None if self.force else self._left_over(cell, key),
                 on_partial=lambda part: self.store.write_measurement(_unfinished(part)),
+                answers=answers,
             )
         except QkitError as error:
             self._failed(cell.label, cell.suite, _root_cause(error, server))
@@ -353,6 +367,7 @@ class Job:
             self._failed(cell.label, cell.suite, cause, measurement.created)
             return
         self.store.write_measurement(measurement)
+        self.store.drop_scored(cell.label, cell.suite)
         self.outcome.done += 1
         self.reporter.finished(cell.label, cell.suite, headline(measurement))
 
@@ -383,8 +398,20 @@ class Job:
             variables={**variables_of(spec), **kernel_choice(spec)[1]},
             environment=environments.find("serve", self.accelerator).fingerprint,
             hardware=self.hardware,
-            harness=metadata.version("lm-eval"),
+            harness=metadata.version("lm-eval") + _task_files(cell),
             data=str(self.data) if self.data else None,
+        )
+
+    def _answers_file(self, cell: Cell, subject: Subject, spec: ServerSpec) -> AnswersFile:
+        return AnswersFile(
+            path=self.store.scored_file(cell.label, cell.suite),
+            key=answers_key(
+                variant_hash=subject.content_hash,
+                flags=(*flags_of(spec), *kernel_choice(spec)[0]),
+                variables={**variables_of(spec), **kernel_choice(spec)[1]},
+                environment=environments.find("serve", self.accelerator).fingerprint,
+                hardware=self.hardware,
+            ),
         )
 
     def _failed(self, label: str, step: str, error: QkitError, created: str | None = None) -> None:
@@ -412,6 +439,12 @@ def _root_cause(error: QkitError, server: RunningServer) -> QkitError:
     except QkitError as death:
         return death
     return error
+
+
+def _task_files(cell: Cell) -> str:
+    """Return the hash of a suite's own task files, empty where it has none."""
+    folder = cell.settings.task_dir if isinstance(cell.settings, AccuracySuite) else None
+    return "" if folder is None else f" {_hash_local(Path(folder))}"
 
 
 def _check_local_source(source: str) -> None:

@@ -7,6 +7,7 @@
       variants/NAME/server.log        the last server's output
       variants/NAME/subject.json      what was measured: scheme, hash, bytes
       measurements/NAME/SUITE.json    figures and the raw records they were computed from
+      scored/NAME/SUITE.jsonl         answers of a suite that is not finished
       failures/NAME/STEP.json         a step that failed, until it succeeds
       matrix.json .csv .md .html      the table, computed from the files above
 
@@ -80,6 +81,14 @@ class RunStore:
     def matrix_file(self, suffix: str) -> Path:
         """Return the matrix's file of a format: "json", "csv", "md" or "html"."""
         return self.root / f"matrix.{suffix}"
+
+    def scored_file(self, label: str, suite: str) -> Path:
+        """Return the file of answers that an unfinished accuracy suite has so far."""
+        return self.root / "scored" / label / f"{suite}.jsonl"
+
+    def drop_scored(self, label: str, suite: str) -> None:
+        """Remove an accuracy suite's answers: its measurement holds what was made of them."""
+        self.scored_file(label, suite).unlink(missing_ok=True)
 
     def _subject_file(self, label: str) -> Path:
         return self.root / "variants" / label / "subject.json"

@@ -37,11 +37,24 @@ class AccuracySuite(Strict):
     """One lm-eval task or group."""
 
     task: Name
-    #: None takes the task's own; `mmlu` is run with 5 by convention.
+    #: Folder with lm-eval task files of your own, which define the task.
+    task_dir: str | None = None
+    #: None takes what the field reports the task with (qkit.evaluate.conventions), else its own.
     num_fewshot: int | None = Field(None, ge=0)
-    #: Documents per task; None is all.
+    #: Documents per task, drawn evenly over its subjects; every subject of a group is a task, as
+    #: for lm-eval's own limit. None is all.
     limit: int | None = Field(None, ge=1)
+    #: Of the documents drawn, of few-shot examples and of sampled answers.
+    seed: int = Field(0, ge=0)
     chat_template: bool = False
+    #: Few-shot examples as turns of the conversation; with `chat_template` only.
+    fewshot_as_multiturn: bool = True
+    #: Text of the system turn, or before the prompt where there is no chat template.
+    system_prompt: str | None = None
+    #: Whether prompts begin with BOS; None does what the tokenizer does by itself.
+    add_bos_token: bool | None = None
+    #: Cut prompts over the served length at their beginning and list them, instead of refusing.
+    truncate: bool = False
 
 
 class BenchSuite(Strict):

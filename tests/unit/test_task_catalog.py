@@ -12,7 +12,7 @@ import pytest
 from fakes.hub_copy import write_mmlu
 
 from qkit.errors import HubUnreachableError, InputError
-from qkit.evaluate import task_catalog
+from qkit.evaluate import task_catalog, task_data
 from qkit.evaluate.task_catalog import HubDataset, check_task, load_task, num_fewshot
 from qkit.evaluate.tasks.mmlu_dev import OtherQuestions, parse, questions
 from qkit.suites import AccuracySuite
@@ -24,7 +24,7 @@ def no_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-    task_catalog._why_not_on_hub.cache_clear()
+    task_data._why_not_on_hub.cache_clear()
 
 
 def check(task: str, data: Path | None = None) -> None:
