@@ -12,7 +12,7 @@ from qkit.plan import Cell
 from qkit.reporting import Reporter
 from qkit.server import RunningServer
 from qkit.store import now
-from qkit.suites import BenchSuite
+from qkit.suites import FIDELITY_AGAIN, BenchSuite, FidelitySuite
 
 
 def measure_cell(
@@ -24,13 +24,26 @@ def measure_cell(
     hardware: Hardware,
     data: Path | None,
     reporter: Reporter,
+    scores_file: Path,
+    resume: bool = True,
 ) -> Measurement:
     """Measure one suite on a running server and return what is to be stored.
+
+    Args:
+        cell: What to measure.
+        subject: The checkpoint that is served.
+        server: Where it is served.
+        key: Key of the measurement.
+        hardware: The machine.
+        data: Folder of local data sets.
+        reporter: Who is told.
+        scores_file: Where a fidelity suite's log-probabilities go.
+        resume: Whether to go on where an interrupted suite of the same key stopped.
 
     Raises:
         QkitError: The measurement could not be completed.
     """
-    accuracy = bench = None
+    accuracy = bench = fidelity = None
     if isinstance(cell.settings, BenchSuite):
         from qkit.evaluate.bench import run_bench  # noqa: PLC0415  (imports aiohttp, tokenizers)
 
@@ -41,6 +54,21 @@ def measure_cell(
             tokenizer_path=subject.path,
             max_model_len=server.record.max_model_len,
             on_progress=reporter.progress,
+        )
+    elif isinstance(cell.settings, FidelitySuite):
+        from qkit.evaluate.fidelity import run_fidelity  # noqa: PLC0415  (imports lm-eval)
+
+        fidelity = run_fidelity(
+            cell.settings,
+            base_url=server.base_url,
+            model=server.model,
+            tokenizer_path=subject.path,
+            max_model_len=server.record.max_model_len,
+            scores_file=scores_file,
+            key=key,
+            resume=resume,
+            backwards=cell.suite == FIDELITY_AGAIN,
+            on_progress=lambda done, total: reporter.progress("windows of text", done, total),
         )
     else:
         from qkit.evaluate.accuracy import run_accuracy  # noqa: PLC0415  (imports lm-eval)
@@ -65,6 +93,7 @@ def measure_cell(
         versions={"qkit": __version__, "lm-eval": metadata.version("lm-eval")},
         accuracy=accuracy,
         bench=bench,
+        fidelity=fidelity,
     )
 
 
@@ -80,6 +109,9 @@ def headline(measurement: Measurement) -> str:
             + ("failed" if cell.output_tok_per_s is None else f"{cell.output_tok_per_s:.1f}")
             for cell in measurement.bench.cells
         )
+    if measurement.fidelity:
+        scored = measurement.fidelity
+        return f"perplexity {scored.perplexity:.4g} ({scored.scored_tokens:,} tokens)"
     return ""
 
 

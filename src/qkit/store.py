@@ -7,6 +7,7 @@
       variants/NAME/server.log        the last server's output
       variants/NAME/subject.json      what was measured: scheme, hash, bytes
       measurements/NAME/SUITE.json    figures and the raw records they were computed from
+      fidelity/NAME/SUITE.npz         log-probabilities of every scored token
       failures/NAME/STEP.json         a step that failed, until it succeeds
       matrix.json .csv .md .html      the table, computed from the files above
 
@@ -80,6 +81,10 @@ class RunStore:
     def matrix_file(self, suffix: str) -> Path:
         """Return the matrix's file of a format: "json", "csv", "md" or "html"."""
         return self.root / f"matrix.{suffix}"
+
+    def scores_file(self, label: str, suite: str) -> Path:
+        """Return the file of a fidelity suite's log-probabilities, which are too many for JSON."""
+        return self.root / "fidelity" / label / f"{suite}.npz"
 
     def _subject_file(self, label: str) -> Path:
         return self.root / "variants" / label / "subject.json"

@@ -10,6 +10,7 @@ from __future__ import annotations
 from qkit.measurements.accuracy import AccuracyResult, Sample, TaskScore
 from qkit.measurements.base import SCHEMA_VERSION, Hardware, Stored
 from qkit.measurements.bench import BenchCell, BenchResult, Distribution, RequestRecord
+from qkit.measurements.fidelity import FidelityResult
 from qkit.measurements.servers import ServerRecord
 from qkit.measurements.variants import CalibrationRecord, Subject, VariantRecord
 
@@ -21,6 +22,7 @@ __all__ = [
     "CalibrationRecord",
     "Distribution",
     "FailureRecord",
+    "FidelityResult",
     "Hardware",
     "Measurement",
     "RequestRecord",
@@ -48,6 +50,7 @@ class Measurement(Stored):
     versions: dict[str, str]
     accuracy: AccuracyResult | None = None
     bench: BenchResult | None = None
+    fidelity: FidelityResult | None = None
 
 
 class FailureRecord(Stored):
