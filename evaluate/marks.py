@@ -10,6 +10,7 @@ from qkit.evaluate.pairing import Pairing, VariantInput, is_fraction
 from qkit.levels import Level, names
 from qkit.measurements import Measurement
 from qkit.recipe import BENCH_AGAIN
+from qkit.suites import FIDELITY_AGAIN
 
 #: Steps before any suite: where one failed, no suite was due.
 _EARLY_STEPS = ("quantize", "serve")
@@ -38,6 +39,7 @@ def row_marks(
         *(mark for m in suites.values() for mark in m.server.marks),
         *(mark for pairing in pairings.values() for mark in _accuracy_marks(pairing)),
         *(mark for pairing in pairings.values() for mark in _bench_marks(pairing, headline_bench)),
+        *_fidelity_marks(variant),
         *_repeat_marks(variant),
     ]
     return tuple(dict.fromkeys(one_line(mark) for mark in marks))
@@ -52,7 +54,7 @@ def _missing_marks(variant: VariantInput, baseline: VariantInput | None) -> list
     ):
         return []
     done = variant.suites.keys() | {failure.step for failure in variant.failures}
-    due = [suite for suite in baseline.suites if suite != BENCH_AGAIN]
+    due = [suite for suite in baseline.suites if suite not in (BENCH_AGAIN, FIDELITY_AGAIN)]
     return [f"not measured: {suite}" for suite in due if suite not in done]
 
 
@@ -112,11 +114,23 @@ def _bench_marks(pairing: Pairing, headline_bench: str) -> list[str]:
     return marks
 
 
+def _fidelity_marks(variant: VariantInput) -> list[str]:
+    """Say which log-probabilities are lost, and what was seen measuring them."""
+    marks = []
+    for suite, measurement in variant.suites.items():
+        if measurement.fidelity:
+            marks += [f"{suite}: {mark}" for mark in measurement.fidelity.marks]
+            if suite not in variant.scores:
+                marks.append(f"{suite}: its file of log-probabilities is lost; measure it again")
+    return marks
+
+
 def _repeat_marks(variant: VariantInput) -> list[str]:
+    repeats = {BENCH_AGAIN: "benchmark", FIDELITY_AGAIN: "fidelity suite"}
     return [
-        f"its second benchmark failed: {one_line(failure.reason)}"
+        f"its second {repeats[failure.step]} failed: {one_line(failure.reason)}"
         for failure in variant.failures
-        if failure.step == BENCH_AGAIN
+        if failure.step in repeats
     ]
 
 

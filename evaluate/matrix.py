@@ -16,6 +16,7 @@ from qkit.evaluate.figures import ratio
 from qkit.evaluate.marks import baseline_drift, one_line, row_marks, table_notes
 from qkit.evaluate.matrix_accuracy import accuracy_row
 from qkit.evaluate.matrix_bench import bench_rows, workload
+from qkit.evaluate.matrix_fidelity import fidelity_row, noise_floor
 from qkit.evaluate.matrix_values import (
     SCHEMA_VERSION,
     Accuracy,
@@ -32,7 +33,7 @@ from qkit.evaluate.pairing import VariantInput, pair
 from qkit.evaluate.statistics import MARGIN_POINTS
 from qkit.measurements import Measurement, ServerRecord
 from qkit.recipe import BENCH_AGAIN
-from qkit.suites import BENCH_SUITE
+from qkit.suites import BENCH_SUITE, FIDELITY_AGAIN, FIDELITY_SUITE
 
 __all__ = [
     "SCHEMA_VERSION",
@@ -92,6 +93,7 @@ def build_matrix(
         headline_bench=headline_bench,
         workload=workloads.pop(headline_bench, None),
         further_workloads=workloads,
+        fidelity_noise=noise_floor(base),
         drift=drift,
         notes=table_notes(baseline, base, drift, headline_bench),
         rows=tuple(_row(context, variant) for variant in ordered),
@@ -118,7 +120,7 @@ def _row(context: _Context, variant: VariantInput) -> Row:
     pairings = {
         suite: pair(measurement, context.baseline, allow_incomparable=context.allow_incomparable)
         for suite, measurement in suites.items()
-        if suite != BENCH_AGAIN
+        if suite not in (BENCH_AGAIN, FIDELITY_AGAIN)
     }
     failures = _failures(variant)
     if not pairings and not failures:
@@ -152,6 +154,7 @@ def _row(context: _Context, variant: VariantInput) -> Row:
             for suite, pairing in pairings.items()
             if pairing.measurement.accuracy
         },
+        fidelity=fidelity_row(variant, context.baseline, pairings.get(FIDELITY_SUITE)),
         bench=benches.pop(context.headline_bench, ()),
         further_benches=benches,
         load_searches={
@@ -164,11 +167,11 @@ def _row(context: _Context, variant: VariantInput) -> Row:
 
 
 def _failures(variant: VariantInput) -> tuple[FailedStep, ...]:
-    """Return what failed of a row; the baseline's repeat is a check and fails no row."""
+    """Return what failed of a row; the baseline's repeats are checks and fail no row."""
     return tuple(
         FailedStep(step=f.step, reason=one_line(f.reason), detail=f.detail)
         for f in variant.failures
-        if f.step != BENCH_AGAIN
+        if f.step not in (BENCH_AGAIN, FIDELITY_AGAIN)
     )
 
 

@@ -110,6 +110,66 @@ class BenchRow(Stored):
         return Level(self.concurrency, self.request_rate)
 
 
+class Estimate(Stored):
+    """A figure and its 95 % bootstrap interval, None where documents are too few for one."""
+
+    value: float
+    low: float | None
+    high: float | None
+
+
+class Distance(Stored):
+    """How far next-token distributions are from the baseline's, over the scored tokens.
+
+    Divergences are KL(baseline || variant) in nats. All but the estimate are lower bounds: each
+    side's most likely tokens and the text's own are told apart, the rest is one bucket.
+    """
+
+    #: Variant over baseline.
+    perplexity_ratio: Estimate
+    kl_mean: Estimate
+    #: With the estimated divergence within the bucket.
+    kl_mean_estimate: Estimate
+    kl_median: Estimate
+    kl_p99: Estimate
+    #: A bootstrap says nothing about a maximum, so it has no interval.
+    kl_max: float
+    #: Baseline's mean probability of the bucket.
+    unknown_probability: float
+    #: Share of positions with the same most likely token.
+    top1_agreement: Estimate
+    #: Root mean square change of the probability of the text's own token; a fraction.
+    rms_probability_change: Estimate
+
+
+class Greedy(Stored):
+    """Greedy generations compared with the baseline's, token by token."""
+
+    prompts: int
+    #: Most tokens of each.
+    tokens: int
+    #: Prompts whose generations are the same to the end.
+    identical: int
+    #: Median count of tokens before the first difference; None where half or more have none.
+    first_difference_median: float | None
+
+
+class Fidelity(Stored):
+    """One variant on a fixed text, and its distance from the baseline."""
+
+    text: str
+    scored_tokens: int
+    documents: int
+    #: What is drawn for the intervals.
+    unit: Literal["document", "window"]
+    window_tokens: int
+    top_logprobs: int
+    perplexity: Estimate
+    #: None for the baseline itself, and where it may not be compared.
+    distance: Distance | None
+    greedy: Greedy | None
+
+
 class FailedStep(Stored):
     """A step of a variant that failed."""
 
@@ -147,6 +207,8 @@ class Row(Stored):
     server_flags: tuple[str, ...] | None
     server_environment: dict[str, str] | None
     accuracy: dict[str, Accuracy]
+    #: None where it was not measured.
+    fidelity: Fidelity | None = None
     #: Levels of the headline benchmark.
     bench: tuple[BenchRow, ...]
     #: Levels of the other benchmarks, by name.
@@ -195,6 +257,8 @@ class Matrix(Stored):
     workload: Workload | None
     #: Settings of the other benchmarks, by name.
     further_workloads: dict[str, Workload] = Field(default_factory=dict)
+    #: The baseline's fidelity to itself, None where it was not measured twice.
+    fidelity_noise: Fidelity | None = None
     #: Empty where the baseline was not measured twice.
     drift: tuple[Drift, ...]
     #: What a reader of the whole table has to know.

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from qkit.errors import InputError
 from qkit.evaluate.comparable import differences
+from qkit.evaluate.fidelity_scores import Scores
 from qkit.evaluate.statistics import PairedComparison, compare_samples
 from qkit.measurements import AccuracyResult, FailureRecord, Measurement, VariantRecord
 
@@ -28,6 +29,7 @@ class VariantInput:
         weight_bytes: Tensor bytes of the checkpoint, where there is no record.
         quantized_bytes: Of these, quantized ones with their scales.
         unquantized_bytes: Of these, the rest.
+        scores: Log-probabilities of fidelity suites, by suite; without those whose file is lost.
     """
 
     name: str
@@ -39,6 +41,7 @@ class VariantInput:
     weight_bytes: int | None = None
     quantized_bytes: int | None = None
     unquantized_bytes: int | None = None
+    scores: Mapping[str, Scores] = field(default_factory=dict)
 
     @property
     def suites(self) -> dict[str, Measurement]:

@@ -11,6 +11,7 @@ from qkit.evaluate.report import text
 from qkit.evaluate.report.sheet import VARIANT, Cell, Column, RowField, Sheet, row_sheet
 from qkit.evaluate.report.sheets_accuracy import accuracy_sheet, score_fields, tasks
 from qkit.evaluate.report.sheets_bench import bench_sheet
+from qkit.evaluate.report.sheets_fidelity import fidelity_sheets
 from qkit.evaluate.report.sheets_load import load_sheets
 
 _WEIGHT_SOURCES = {
@@ -20,13 +21,14 @@ _WEIGHT_SOURCES = {
 
 
 def sheets(matrix: Matrix, *, detailed: bool = False) -> tuple[Sheet, ...]:
-    """Return the matrix's sheets: the overview, one for each task, and one for each benchmark.
+    """Return the matrix's sheets: overview, one for each task, fidelity, one for each benchmark.
 
     Args:
         matrix: What to show.
         detailed: Add the benchmarks' further columns, for pages that are wide enough.
     """
     found = [overview(matrix), *(accuracy_sheet(matrix, task) for task in tasks(matrix))]
+    found += fidelity_sheets(matrix)
     found += [bench_sheet(matrix, name, detailed=detailed) for name in matrix.benches]
     found += load_sheets(matrix)
     return tuple(found)

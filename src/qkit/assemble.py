@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from qkit.errors import InputError
 from qkit.evaluate import matrix as matrices
+from qkit.evaluate.fidelity_scores import Scores, read_scores
 from qkit.evaluate.pairing import VariantInput
 from qkit.evaluate.report import csv_file, html, markdown, records_file
 from qkit.measurements import Measurement, Subject
@@ -74,21 +76,33 @@ def _input(store: RunStore, label: str, variant: Variant | None) -> VariantInput
     failures = store.failures(label)
     failed = {failure.step: failure.created for failure in failures}
     scheme = subject.scheme if subject else (scheme_label(variant) if variant else "")
+    measurements = [
+        measurement
+        for measurement in store.measurements(label)
+        if subject and _is_current(measurement, subject, failed.get(measurement.suite))
+    ]
     return VariantInput(
         name=label,
         method=(subject.method if subject else None) or (variant.method if variant else label),
         scheme=scheme,
         record=subject.record if subject else None,
-        measurements=[
-            measurement
-            for measurement in store.measurements(label)
-            if subject and _is_current(measurement, subject, failed.get(measurement.suite))
-        ],
+        measurements=measurements,
         failures=failures,
         weight_bytes=subject.weight_bytes if subject else None,
         quantized_bytes=subject.quantized_bytes if subject else None,
         unquantized_bytes=subject.unquantized_bytes if subject else None,
+        scores=dict(_scores(store, measurements)),
     )
+
+
+def _scores(store: RunStore, measurements: Iterable[Measurement]) -> Iterator[tuple[str, Scores]]:
+    """Yield the log-probabilities of fidelity suites, by suite, without lost ones."""
+    for measurement in measurements:
+        if measurement.fidelity:
+            path = store.scores_file(measurement.variant, measurement.suite)
+            scores = read_scores(path, measurement.fidelity.scores_hash)
+            if scores is not None:
+                yield measurement.suite, scores
 
 
 def _is_current(measurement: Measurement, subject: Subject, failed: str | None) -> bool:

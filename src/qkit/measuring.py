@@ -11,12 +11,19 @@ from pathlib import Path
 from qkit import __version__
 from qkit.errors import MeasurementError
 from qkit.levels import names
-from qkit.measurements import AccuracyResult, BenchResult, Hardware, Measurement, Subject
+from qkit.measurements import (
+    AccuracyResult,
+    BenchResult,
+    FidelityResult,
+    Hardware,
+    Measurement,
+    Subject,
+)
 from qkit.plan import Cell
 from qkit.reporting import Reporter
 from qkit.server import RunningServer
 from qkit.store import now
-from qkit.suites import BenchSuite
+from qkit.suites import FIDELITY_AGAIN, AccuracySuite, BenchSuite, FidelitySuite
 
 
 @dataclass(frozen=True)
@@ -32,6 +39,26 @@ class AnswersFile:
     key: str
 
 
+@dataclass(frozen=True)
+class Kept:
+    """What an interrupted suite left, and where a running one keeps what it has so far.
+
+    Attributes:
+        levels: Levels of a benchmark that are measured already; they are taken over.
+        on_level: Called after every level of a benchmark with what there is so far.
+        answers: Where an accuracy suite keeps its answers until it is finished; None for a server
+            that qkit knows too little of to take them up again.
+        scores_file: Where a fidelity suite's log-probabilities go.
+        resume: Whether a fidelity suite of the same key goes on where it stopped.
+    """
+
+    levels: BenchResult | None
+    on_level: Callable[[Measurement], None]
+    answers: AnswersFile | None
+    scores_file: Path
+    resume: bool
+
+
 def measure_cell(
     cell: Cell,
     subject: Subject,
@@ -41,31 +68,29 @@ def measure_cell(
     hardware: Hardware,
     data: Path | None,
     reporter: Reporter,
-    earlier: BenchResult | None = None,
-    on_partial: Callable[[Measurement], None] = lambda _: None,
-    answers: AnswersFile | None = None,
+    kept: Kept,
 ) -> Measurement:
     """Measure one suite on a running server and return what is to be stored.
 
     Args:
         cell: What to measure.
-        subject: What is measured.
+        subject: The checkpoint that is served.
         server: Where it is served.
         key: Of everything that shapes the result.
         hardware: The machine.
         data: Folder of local copies of hub data sets.
         reporter: Who is told.
-        earlier: Levels that an interrupted sweep left; they are taken over.
-        on_partial: Called after every level of a benchmark with what there is so far.
-        answers: Where an accuracy suite keeps its answers until it is finished; None for a server
-            that qkit knows too little of to take them up again.
+        kept: What an interrupted run of the suite left, and where this one leaves it.
 
     Raises:
         QkitError: The measurement could not be completed.
     """
 
     def measurement(
-        *, accuracy: AccuracyResult | None = None, bench: BenchResult | None = None
+        *,
+        accuracy: AccuracyResult | None = None,
+        bench: BenchResult | None = None,
+        fidelity: FidelityResult | None = None,
     ) -> Measurement:
         return Measurement(
             key=key,
@@ -78,29 +103,94 @@ def measure_cell(
             versions={"qkit": __version__, "lm-eval": metadata.version("lm-eval")},
             accuracy=accuracy,
             bench=bench,
+            fidelity=fidelity,
         )
 
-    if isinstance(cell.settings, BenchSuite):
-        from qkit.evaluate.bench import run_bench  # noqa: PLC0415  (imports aiohttp, tokenizers)
+    match cell.settings:
+        case BenchSuite() as suite:
+            bench = _bench(
+                suite,
+                subject,
+                server,
+                reporter,
+                earlier=kept.levels,
+                on_cell=lambda so_far: kept.on_level(measurement(bench=so_far)),
+            )
+            return measurement(bench=bench)
+        case FidelitySuite() as suite:
+            backwards = cell.suite == FIDELITY_AGAIN
+            return measurement(
+                fidelity=_fidelity(suite, subject, server, reporter, key, kept, backwards)
+            )
+        case AccuracySuite() as suite:
+            return measurement(
+                accuracy=_accuracy(suite, subject, server, reporter, data, kept.answers)
+            )
 
-        bench = run_bench(
-            cell.settings,
-            base_url=server.base_url,
-            model=server.model,
-            tokenizer_path=subject.path,
-            max_model_len=server.record.max_model_len,
-            on_progress=reporter.progress,
-            on_cell=lambda so_far: on_partial(measurement(bench=so_far)),
-            earlier=earlier,
-        )
-        return measurement(bench=bench)
+
+def _bench(
+    suite: BenchSuite,
+    subject: Subject,
+    server: RunningServer,
+    reporter: Reporter,
+    *,
+    earlier: BenchResult | None,
+    on_cell: Callable[[BenchResult], None],
+) -> BenchResult:
+    from qkit.evaluate.bench import run_bench  # noqa: PLC0415  (imports aiohttp, tokenizers)
+
+    return run_bench(
+        suite,
+        base_url=server.base_url,
+        model=server.model,
+        tokenizer_path=subject.path,
+        max_model_len=server.record.max_model_len,
+        on_progress=reporter.progress,
+        on_cell=on_cell,
+        earlier=earlier,
+    )
+
+
+def _fidelity(
+    suite: FidelitySuite,
+    subject: Subject,
+    server: RunningServer,
+    reporter: Reporter,
+    key: str,
+    kept: Kept,
+    backwards: bool,
+) -> FidelityResult:
+    from qkit.evaluate.fidelity import run_fidelity  # noqa: PLC0415  (imports lm-eval)
+
+    return run_fidelity(
+        suite,
+        base_url=server.base_url,
+        model=server.model,
+        tokenizer_path=subject.path,
+        max_model_len=server.record.max_model_len,
+        scores_file=kept.scores_file,
+        key=key,
+        resume=kept.resume,
+        backwards=backwards,
+        on_progress=lambda done, total: reporter.progress("windows of text", done, total),
+    )
+
+
+def _accuracy(
+    suite: AccuracySuite,
+    subject: Subject,
+    server: RunningServer,
+    reporter: Reporter,
+    data: Path | None,
+    answers: AnswersFile | None,
+) -> AccuracyResult:
     from qkit.evaluate.accuracy import run_accuracy  # noqa: PLC0415  (imports lm-eval)
     from qkit.evaluate.adaptive import starting_limit  # noqa: PLC0415
     from qkit.evaluate.scored_answers import ScoredAnswers  # noqa: PLC0415
 
     with ScoredAnswers(answers.path, answers.key) if answers else nullcontext() as scored:
-        accuracy = run_accuracy(
-            cell.settings,
+        return run_accuracy(
+            suite,
             base_url=server.base_url,
             model=server.model,
             tokenizer_path=subject.path,
@@ -110,7 +200,6 @@ def measure_cell(
             scored=scored,
             on_progress=lambda done, total: reporter.progress("questions", done, total),
         )
-    return measurement(accuracy=accuracy)
 
 
 def headline(measurement: Measurement) -> str:
@@ -125,6 +214,9 @@ def headline(measurement: Measurement) -> str:
             + ("failed" if cell.output_tok_per_s is None else f"{cell.output_tok_per_s:.1f}")
             for cell in measurement.bench.cells
         )
+    if measurement.fidelity:
+        scored = measurement.fidelity
+        return f"perplexity {scored.perplexity:.4g} ({scored.scored_tokens:,} tokens)"
     return ""
 
 

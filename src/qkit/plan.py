@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from qkit.hashing import hash_value
 from qkit.measurements import Hardware
 from qkit.recipe import BASELINE, BENCH_AGAIN, Calibration, Recipe, Variant
-from qkit.suites import Suite
+from qkit.suites import FIDELITY_AGAIN, FIDELITY_SUITE, Suite
 
 
 @dataclass(frozen=True)
@@ -58,11 +58,22 @@ def make_plan(recipe: Recipe) -> Plan:
 
 
 def cells_of(recipe: Recipe, label: str) -> tuple[Cell, ...]:
-    """Return what a recipe measures on one variant: accuracy first, then the benchmarks."""
+    """Return what a recipe measures on one variant: accuracy, fidelity, then the benchmarks."""
     return (
         *(Cell(label, suite.task, suite) for suite in recipe.accuracy),
+        *_fidelity_cells(recipe, label),
         *(Cell(label, suite.name, suite) for suite in recipe.bench),
     )
+
+
+def _fidelity_cells(recipe: Recipe, label: str) -> tuple[Cell, ...]:
+    """Return the fidelity suite; twice for the baseline, whose second run is the noise floor."""
+    suite = recipe.fidelity
+    if suite is None:
+        return ()
+    again = label == BASELINE and suite.repeat_baseline
+    names = (FIDELITY_SUITE, FIDELITY_AGAIN) if again else (FIDELITY_SUITE,)
+    return tuple(Cell(label, name, suite) for name in names)
 
 
 def quantize_key(
@@ -136,6 +147,7 @@ def measure_key(
     hardware: Hardware,
     harness: str,
     data: str | None,
+    text: str | None = None,
 ) -> str:
     """Return the key of a measurement: equal keys need no new run.
 
@@ -148,9 +160,11 @@ def measure_key(
         hardware: The machine.
         harness: Version of lm-eval.
         data: Folder of local data sets.
+        text: Hash of the text of a fidelity suite.
     """
     return hash_value(
         {
+            **({} if text is None else {"text": text}),
             "suite": cell.suite,
             "settings": cell.settings.model_dump(mode="json"),
             "variant": variant_hash,

@@ -20,7 +20,7 @@ from qkit.hardware import Accelerator, describe, detect_accelerator
 from qkit.hashing import hash_checkpoint, hash_files
 from qkit.locks import accelerator_lock_path, lock
 from qkit.measurements import BenchResult, FailureRecord, Hardware, Measurement, Subject
-from qkit.measuring import AnswersFile, headline, lost_levels, measure_cell
+from qkit.measuring import AnswersFile, Kept, headline, lost_levels, measure_cell
 from qkit.plan import Cell, Group, Plan, answers_key, make_plan, measure_key, quantize_key
 from qkit.quantize.backends import BACKENDS, check_backend
 from qkit.quantize.checkpoint import inspect_checkpoint
@@ -41,10 +41,12 @@ from qkit.server import (
 from qkit.smoke import smoke_check
 from qkit.store import RunStore, now, read_variant
 from qkit.subjects import subject_of
-from qkit.suites import AccuracySuite
+from qkit.suites import AccuracySuite, FidelitySuite
 
 QUANTIZE_STEP = "quantize"
 SERVE_STEP = "serve"
+#: Log-probabilities of a position that vLLM returns at most by default (`--max-logprobs`).
+SERVED_LOGPROBS = 20
 #: A server whose connections broke takes a moment to end.
 DYING_S = 3.0
 #: Begins the key of a sweep of which levels are missing or failed; the rest of it is the sweep's.
@@ -189,10 +191,33 @@ class Job:
 
             for suite in suites.values():
                 check_task(suite, data=self.data)
+        texts = {cell.settings for group in groups for cell in group.cells}
+        for text in texts:
+            if isinstance(text, FidelitySuite):
+                self._check_text(text, own_server=own_server)
         for backend in dict.fromkeys(variant.backend for variant in variants):
             environments.python_of(BACKENDS[backend].environment, self.accelerator)
         if groups and own_server:
             environments.python_of("serve", self.accelerator)
+
+    def _check_text(self, suite: FidelitySuite, *, own_server: bool) -> None:
+        """Refuse a text that cannot be read, or more log-probabilities than will be served."""
+        _ = self._text_hash(suite)
+        raised = any(argument.startswith("--max-logprobs") for argument in self.recipe.serve.args)
+        if own_server and suite.top_logprobs > SERVED_LOGPROBS and not raised:
+            raise InputError(
+                f"`fidelity.top_logprobs` is {suite.top_logprobs}, but vLLM returns "
+                f"{SERVED_LOGPROBS} unless told otherwise",
+                fix=f'add "--max-logprobs", "{suite.top_logprobs}" to `serve.args`',
+            )
+
+    def _text_hash(self, suite: FidelitySuite) -> str:
+        from qkit.evaluate.fidelity_text import (  # noqa: PLC0415  (reads the whole text)
+            hash_documents,
+            read_documents,
+        )
+
+        return hash_documents(read_documents(suite.text))
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -353,9 +378,13 @@ class Job:
                 hardware=self.hardware,
                 data=self.data,
                 reporter=self.reporter,
-                earlier=None if self.force else self._left_over(cell, key),
-                on_partial=lambda part: self.store.write_measurement(_unfinished(part)),
-                answers=answers,
+                kept=Kept(
+                    levels=None if self.force else self._left_over(cell, key),
+                    on_level=lambda part: self.store.write_measurement(_unfinished(part)),
+                    answers=answers,
+                    scores_file=self.store.scores_file(cell.label, cell.suite),
+                    resume=not self.force,
+                ),
             )
         except QkitError as error:
             self._failed(cell.label, cell.suite, _root_cause(error, server))
@@ -400,6 +429,9 @@ class Job:
             hardware=self.hardware,
             harness=metadata.version("lm-eval") + _task_files(cell),
             data=str(self.data) if self.data else None,
+            text=(
+                self._text_hash(cell.settings) if isinstance(cell.settings, FidelitySuite) else None
+            ),
         )
 
     def _answers_file(self, cell: Cell, subject: Subject, spec: ServerSpec) -> AnswersFile:

@@ -16,7 +16,7 @@ from qkit.recipe import BASELINE, Recipe
 from qkit.server import RunningServer, attach, model_root
 from qkit.store import RunStore
 from qkit.subjects import attached_subject, label_of, subject_of
-from qkit.suites import BENCH_SUITE, AccuracySuite, BenchSuite
+from qkit.suites import BENCH_SUITE, FIDELITY_SUITE, AccuracySuite, BenchSuite, FidelitySuite
 
 
 @dataclass(frozen=True)
@@ -37,18 +37,20 @@ def choose_suites(
     slo: str | None = None,
     num_fewshot: int | None = None,
     limit: int | None = None,
+    text: str | None = None,
 ) -> Recipe:
     """Return a recipe that measures the named suites, with the values typed beside them.
 
     Args:
         recipe: Where a suite's settings are taken from; a suite it lacks gets the defaults.
-        names: `bench`, other benchmarks of the recipe, lm-eval tasks and groups, separated by
-            commas; None keeps the recipe's.
+        names: `bench`, other benchmarks of the recipe, `fidelity`, lm-eval tasks and groups,
+            separated by commas; None keeps the recipe's.
         concurrency: Levels of the benchmarks, separated by commas.
         rates: Request rates of the benchmarks, instead of `concurrency`.
         slo: Objective of the benchmarks, as `ttft_p95<200ms,tpot_p95<30ms`.
         num_fewshot: Examples before each question.
         limit: Questions per task.
+        text: Text of the fidelity suite, a file or folder.
 
     Raises:
         InputError: A name or value cannot be used.
@@ -58,7 +60,7 @@ def choose_suites(
     wanted = (
         [name.strip() for name in names.split(",") if name.strip()]
         if names is not None
-        else [*accuracy, *benches]
+        else [*accuracy, *([FIDELITY_SUITE] if recipe.fidelity else []), *benches]
     )
     if not wanted:
         raise InputError("no suite to measure", fix="give --suite mmlu,bench")
@@ -71,8 +73,11 @@ def choose_suites(
                 {**(accuracy[name].model_dump() if name in accuracy else {"task": name}), **values}
             )
             for name in dict.fromkeys(wanted)
-            if name != BENCH_SUITE and name not in benches
+            if name not in (BENCH_SUITE, FIDELITY_SUITE) and name not in benches
         )
+        fidelity = (recipe.fidelity or FidelitySuite()) if FIDELITY_SUITE in wanted else None
+        if fidelity and text is not None:
+            fidelity = fidelity.model_copy(update={"text": text})
         chosen = tuple(
             benches.get(name) or BenchSuite()
             for name in dict.fromkeys(wanted)
@@ -85,7 +90,7 @@ def choose_suites(
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         raise InputError(f"--suite or its options: {first['msg']}") from None
-    return recipe.model_copy(update={"accuracy": tasks, "bench": chosen})
+    return recipe.model_copy(update={"accuracy": tasks, "bench": chosen, "fidelity": fidelity})
 
 
 def run_groups(recipe: Recipe, store: RunStore, labels: Sequence[str]) -> list[Group]:

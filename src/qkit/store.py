@@ -8,6 +8,7 @@
       variants/NAME/subject.json      what was measured: scheme, hash, bytes
       measurements/NAME/SUITE.json    figures and the raw records they were computed from
       scored/NAME/SUITE.jsonl         answers of a suite that is not finished
+      fidelity/NAME/SUITE.npz         log-probabilities of every scored token
       failures/NAME/STEP.json         a step that failed, until it succeeds
       matrix.json .csv .md .html      the table, computed from the files above
 
@@ -89,6 +90,10 @@ class RunStore:
     def drop_scored(self, label: str, suite: str) -> None:
         """Remove an accuracy suite's answers: its measurement holds what was made of them."""
         self.scored_file(label, suite).unlink(missing_ok=True)
+
+    def scores_file(self, label: str, suite: str) -> Path:
+        """Return the file of a fidelity suite's log-probabilities, which are too many for JSON."""
+        return self.root / "fidelity" / label / f"{suite}.npz"
 
     def _subject_file(self, label: str) -> Path:
         return self.root / "variants" / label / "subject.json"

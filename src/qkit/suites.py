@@ -23,6 +23,11 @@ from qkit.levels import Level
 BENCH_SUITE = "bench"
 #: The fewest values at which a percentile is not just the largest of them.
 FEWEST_VALUES = {"p90": 10, "p95": 20, "p99": 100}
+#: Name of the fidelity suite, and of the baseline's second measurement of it.
+FIDELITY_SUITE = "fidelity"
+FIDELITY_AGAIN = "fidelity-again"
+#: Tokens of a window where nothing else is said.
+WINDOW_TOKENS = 512
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=80)]
 
@@ -159,5 +164,25 @@ class BenchSuite(Strict):
         return self.max_repeats or self.repeats
 
 
+class FidelitySuite(Strict):
+    """How far a variant's next-token distributions are from the baseline's, on a fixed text."""
+
+    #: .txt or .jsonl file, or a folder of them; None is the text that ships with qkit.
+    text: str | None = None
+    #: Tokens scored, spread evenly over the text's documents.
+    tokens: int = Field(20_000, ge=16)
+    #: Tokens of one request, each scored after all before it in the window; by default
+    #: `WINDOW_TOKENS`, or what fits the served length.
+    window_tokens: int | None = Field(None, ge=8)
+    #: Most likely tokens kept of each position; above 20 needs `--max-logprobs` in `serve.args`.
+    top_logprobs: int = Field(20, ge=1, le=1000)
+    #: Greedy generations compared token by token, of different documents; 0 is none.
+    greedy_prompts: int = Field(16, ge=0)
+    greedy_prompt_tokens: int = Field(64, ge=1)
+    greedy_tokens: int = Field(64, ge=1)
+    #: Score the baseline twice, in opposite order, to see how far it is from itself.
+    repeat_baseline: bool = True
+
+
 #: Any suite.
-Suite = AccuracySuite | BenchSuite
+Suite = AccuracySuite | BenchSuite | FidelitySuite

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     "--suite",
     "suites",
     metavar="NAMES",
-    help="`bench`, and lm-eval tasks or groups, separated by commas: mmlu,bench. Default: all of "
-    "the recipe's.",
+    help="`bench`, `fidelity`, and lm-eval tasks or groups, separated by commas: "
+    "mmlu,fidelity,bench. Default: all of the recipe's.",
 )
 @options.recipe
 @click.option("--url", help="Measure the server at this address instead of starting one.")
@@ -49,6 +49,11 @@ if TYPE_CHECKING:
 )
 @click.option("--num-fewshot", type=click.IntRange(min=0), help="Examples before each question.")
 @click.option("--limit", type=click.IntRange(min=1), help="Questions per task, to try it out.")
+@click.option(
+    "--text",
+    type=click.Path(exists=True),
+    help="With fidelity: your own .txt or .jsonl file, or a folder of them.",
+)
 @options.data
 @options.run_name
 @options.accelerator
@@ -67,6 +72,7 @@ def evaluate(
     slo: str | None,
     num_fewshot: int | None,
     limit: int | None,
+    text: str | None,
     data: Path | None,
     run_name: str | None,
     accelerator: str | None,
@@ -112,6 +118,7 @@ def evaluate(
         slo=slo,
         num_fewshot=num_fewshot,
         limit=limit,
+        text=text,
     )
     store = RunStore(artifacts_dir() / (run_name or recipe.name))
     with TerminalReporter() as reporter:

@@ -20,6 +20,7 @@ from qkit.measurements.bench import (
     RequestRecord,
     SteadyWindow,
 )
+from qkit.measurements.fidelity import FidelityResult
 from qkit.measurements.servers import ServerRecord
 from qkit.measurements.variants import CalibrationRecord, Subject, VariantRecord
 
@@ -32,6 +33,7 @@ __all__ = [
     "Distribution",
     "Ends",
     "FailureRecord",
+    "FidelityResult",
     "Goodput",
     "Hardware",
     "LoadSearch",
@@ -63,6 +65,7 @@ class Measurement(Stored):
     versions: dict[str, str]
     accuracy: AccuracyResult | None = None
     bench: BenchResult | None = None
+    fidelity: FidelityResult | None = None
 
 
 class FailureRecord(Stored):
