@@ -12,7 +12,13 @@ from dataclasses import dataclass
 
 from qkit.evaluate.comparable import server_differences
 from qkit.evaluate.drift import Drift
-from qkit.evaluate.marks import baseline_drift, one_line, row_marks, table_notes
+from qkit.evaluate.marks import (
+    baseline_drift,
+    calibration_notes,
+    one_line,
+    row_marks,
+    table_notes,
+)
 from qkit.evaluate.matrix_values import (
     SCHEMA_VERSION,
     Accuracy,
@@ -88,7 +94,7 @@ def build_matrix(
         margin_points=margin_points,
         workload=next((_workload(m) for m in measured if m.bench), None),
         drift=drift,
-        notes=table_notes(baseline, base, drift),
+        notes=(*table_notes(baseline, base, drift), *calibration_notes(ordered)),
         rows=tuple(_row(context, variant) for variant in ordered),
     )
 

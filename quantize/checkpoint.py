@@ -15,7 +15,12 @@ from typing import Any
 
 from qkit.errors import InputError
 from qkit.quantize.safetensors_header import DTYPE_BITS, TensorInfo
-from qkit.quantize.weight_files import read_json_file, read_tensors
+from qkit.quantize.weight_files import (
+    explain_no_weights,
+    has_weights,
+    read_json_file,
+    read_tensors,
+)
 
 CONFIG_FILE = "config.json"
 HEAD = "lm_head"
@@ -238,6 +243,8 @@ def _owner(tensor_name: str) -> str | None:
 def _read_config(folder: Path) -> dict[str, Any]:
     path = folder / CONFIG_FILE
     if not path.is_file():
+        if not any(folder.glob("*.safetensors")) and has_weights(folder):
+            explain_no_weights(folder)  # a GGUF folder has no config.json
         raise InputError(
             f"{folder.name!r} has no {CONFIG_FILE}, so it is not a checkpoint folder",
             where=folder,

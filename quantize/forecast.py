@@ -27,12 +27,16 @@ from qkit.quantize.estimate import (
     weight_bytes,
 )
 from qkit.quantize.methods import scheme_label, scheme_of
+from qkit.quantize.plan_calibration import calibration_checks
 from qkit.quantize.plan_checks import (
     Check,
+    cpu_checks,
     embeddings_check,
+    kernel_check,
     read_checkpoint,
     remote_code_checks,
     resource_checks,
+    smoothing_check,
     source_check,
     variant_problem,
 )
@@ -85,12 +89,14 @@ class Question:
         tensor_parallel: Cards a server is spread over.
         length: Tokens of one request, prompt and answer.
         concurrency: Requests at once.
+        gpu_here: Whether this machine has a GPU.
     """
 
     devices: tuple[Device, ...]
     tensor_parallel: int
     length: int
     concurrency: int
+    gpu_here: bool = True
 
 
 @dataclass(frozen=True)
@@ -136,7 +142,13 @@ def make_forecast(
     checkpoint, files = read_checkpoint(folder)
     source = source_check(checkpoint)
     problems = {
-        variant.label: variant_problem(checkpoint, variant, source_is_fine=source.status == "ok")
+        variant.label: variant_problem(
+            checkpoint,
+            variant,
+            source_is_fine=source.status == "ok",
+            # Left open, the job is planned for the cards, whatever this machine is.
+            accelerator="cpu" if recipe.accelerator == "cpu" else "cuda",
+        )
         for variant in recipe.variants
     }
     checks = [*files, source, embeddings_check(checkpoint)]
@@ -152,9 +164,19 @@ def make_forecast(
             for variant in recipe.variants
         ]
         checks += _serving_checks(rows, question)
-        checks += resource_checks(
-            checkpoint, [item for item in to_make if problems[item.variant.label] is None]
+        makeable = [item for item in to_make if problems[item.variant.label] is None]
+        on_cpu = recipe.accelerator == "cpu" or (
+            checkpoint.weights_stored and recipe.accelerator == "auto" and not question.gpu_here
         )
+        for variant in (item.variant for item in makeable):
+            found = (
+                smoothing_check(checkpoint, variant),
+                kernel_check(variant, recipe.serve.kernel, question.devices),
+                *(cpu_checks(variant) if on_cpu else ()),
+            )
+            checks += [check for check in found if check]
+        checks += calibration_checks(checkpoint, makeable)
+        checks += resource_checks(checkpoint, makeable)
     return Forecast(
         name=recipe.name,
         folder=folder,

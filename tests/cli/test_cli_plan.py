@@ -84,6 +84,16 @@ def test_a_variant_that_cannot_be_made_ends_in_an_exit_code(tmp_path):
     assert "cannot be made" in output
 
 
+def test_what_is_in_the_way_comes_first_and_once_for_all_it_concerns(tmp_path):
+    code, output = qkit(config_folder(tmp_path, "72B"), "--gpu", "A800-80", "--tensor-parallel", 2)
+    checks = output.partition("Checks\n")[2].partition("\n\n")[0].splitlines()
+    statuses = [line.split()[0] for line in checks if not line.startswith(" ")]
+    assert code == 1
+    assert statuses == sorted(statuses, key=["problem", "note", "ok"].index)
+    [problem] = [line for line in checks if line.startswith("problem")]
+    assert problem.split()[1:3] == ["awq,", "gptq"]
+
+
 def test_json_holds_every_figure_in_bytes(tmp_path):
     code, output = qkit(config_folder(tmp_path, "7B"), "--gpu", "4090", "--json")
     value = json.loads(output)
@@ -137,7 +147,8 @@ def test_a_model_of_the_hubs_cache_is_found(tmp_path):
 
 
 def test_nothing_heavy_is_imported():
-    heavy = ("torch", "transformers", "datasets", "lm_eval", "scipy", "numpy", "tokenizers")
+    # (tokenizers, which tells the scripts of a vocabulary, is imported in a twentieth of a second.)
+    heavy = ("torch", "transformers", "datasets", "lm_eval", "scipy", "numpy", "pyarrow")
     program = (
         "import sys\n"
         "from click.testing import CliRunner\n"

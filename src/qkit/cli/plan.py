@@ -92,6 +92,7 @@ def plan(
             or (bench.input_tokens + bench.output_tokens if bench else None)
             or DEFAULT_LENGTH,
             concurrency=concurrency or (max(bench.concurrency) if bench else DEFAULT_CONCURRENCY),
+            gpu_here=_own_device(required=False) is not None,
         ),
         _to_make(recipe, run_name),
     )

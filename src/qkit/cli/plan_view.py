@@ -10,11 +10,13 @@ from qkit.quantize.compatibility import TENSOR_PARALLEL_SIZES
 from qkit.quantize.devices import GB, Device
 from qkit.quantize.estimate import Serving
 from qkit.quantize.forecast import CardForecast, Forecast, VariantForecast
+from qkit.quantize.plan_checks import Status
 
 UNKNOWN = "—"
 #: Width of what is written to a file or a pipe.
 PLAIN_WIDTH = 100
 _COLOURS = {"ok": "green", "note": "yellow", "problem": "bold red"}
+_RANK = {"problem": 0, "note": 1, "ok": 2}
 _SUPPORT = {"native": "native", "weight-only": "weight-only", "refused": "[red]not at all[/]"}
 
 
@@ -65,14 +67,16 @@ def _titled(console: Console, title: str, table: Table, caption: str | None = No
 def _checks(forecast: Forecast) -> Table:
     table = _table(header=False)
     table.add_column(no_wrap=True)
-    table.add_column(no_wrap=True)
+    table.add_column(max_width=24)
     table.add_column(overflow="fold")
+    named: dict[tuple[Status, str, str | None], list[str]] = {}
     for check in forecast.checks:
-        fix = f"\n[dim]→[/] {escape(check.fix)}" if check.fix else ""
+        named.setdefault((check.status, check.text, check.fix), []).append(check.name)
+    # What is in the way first; the sort keeps the order of the rest.
+    for (status, text, fix), names in sorted(named.items(), key=lambda item: _RANK[item[0][0]]):
+        way_out = f"\n[dim]→[/] {escape(fix)}" if fix else ""
         table.add_row(
-            f"[{_COLOURS[check.status]}]{check.status}[/]",
-            escape(check.name),
-            escape(check.text) + fix,
+            f"[{_COLOURS[status]}]{status}[/]", escape(", ".join(names)), escape(text) + way_out
         )
     return table
 
@@ -107,7 +111,7 @@ def _serving_text(forecast: Forecast, position: int, device: Device) -> tuple[st
     room = (
         f"KV room of a card = {device.memory_bytes / GB:.1f} GB x"
         f" {forecast.gpu_memory_utilization:g} - weights -"
-        f" {_gb(forecast.reserve_bytes[position])} (assumed for activations, CUDA graphs, context)."
+        f" {_gb(forecast.reserve_bytes[position])} (assumed: activations, graphs, context)."
     )
     floor = (
         "TPOT floor = bytes read in a step / memory bandwidth, caches at"
