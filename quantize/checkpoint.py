@@ -209,11 +209,18 @@ def describe_config(path: Path) -> Checkpoint:
 
 def split_bytes(checkpoint: Checkpoint) -> tuple[int, int]:
     """Return bytes of quantized layers (weights, scales, zero points) and bytes of all the rest."""
-    layers = set(quantized_layers(checkpoint))
-    quantized = sum(
-        tensor.bytes for name, tensor in checkpoint.tensors.items() if _owner(name) in layers
-    )
+    quantized = sum(bytes_by_layer(checkpoint).values())
     return quantized, checkpoint.weight_bytes - quantized
+
+
+def bytes_by_layer(checkpoint: Checkpoint) -> dict[str, int]:
+    """Return the bytes of every quantized layer, its bias left out."""
+    sizes = dict.fromkeys(quantized_layers(checkpoint), 0)
+    for name, tensor in checkpoint.tensors.items():
+        owner = _owner(name)
+        if owner in sizes:
+            sizes[owner] += tensor.bytes
+    return sizes
 
 
 def quantized_layers(checkpoint: Checkpoint) -> tuple[str, ...]:

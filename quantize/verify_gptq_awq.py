@@ -18,16 +18,15 @@ from qkit.quantize.checkpoint import (
     Linear,
     inspect_checkpoint,
     quantized_layers,
-    split_bytes,
 )
 from qkit.quantize.packed_format import PackedFormat, packed_format_of
 from qkit.quantize.safetensors_header import TensorInfo, read_bytes
 from qkit.quantize.schemes import is_ignored
 from qkit.quantize.source_files import differing_files
 from qkit.quantize.verify import (
-    TOLERANCE,
     VariantSizes,
     all_finite,
+    check_bytes,
     check_rest,
     some,
     wrong,
@@ -57,19 +56,7 @@ def verify_packed_variant(path: Path, source: Checkpoint, variant: Variant) -> V
     check_rest(saved, source, frozenset(layer.name for layer in layers), biases_in=("F16",))
     if changed := differing_files(source.path, path):
         raise wrong(f"{changed[0]} is not the source's", path)
-    quantized, rest = split_bytes(saved)
-    predicted = sum(packed.layer_bytes(layer) for layer in layers)
-    if abs(quantized - predicted) > TOLERANCE * predicted:
-        raise wrong(
-            f"the quantized layers take {quantized} bytes, predicted were {predicted}", path
-        )
-    if saved.weight_bytes >= source.weight_bytes:
-        raise wrong(
-            f"the weights take {saved.weight_bytes} bytes, no fewer than the source's"
-            f" {source.weight_bytes}",
-            path,
-        )
-    return VariantSizes(quantized, rest, saved.weight_bytes, predicted)
+    return check_bytes(saved, source, {lin.name: packed.layer_bytes(lin) for lin in layers})
 
 
 def _check_config(saved: Checkpoint, wanted: dict[str, Any]) -> None:
