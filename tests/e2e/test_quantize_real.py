@@ -324,4 +324,4 @@ def test_cuda_without_a_gpu_is_refused(
     message = failure_of(
         lambda: make(variant, tied, tied, out, quantize_python, accelerator="cuda"), out
     )
-    assert "the quantize environment's torch sees no CUDA device" in message
+    assert "the environment's torch sees no CUDA device" in message
