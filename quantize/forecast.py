@@ -17,7 +17,7 @@ from qkit.quantize.compatibility import (
     check_capability,
     check_tensor_parallel,
 )
-from qkit.quantize.devices import Device
+from qkit.quantize.devices import DEVICES, Device
 from qkit.quantize.estimate import (
     Serving,
     kv_bytes_per_token,
@@ -66,6 +66,8 @@ class VariantForecast:
     Attributes:
         makeable: Whether it can be made.
         ratio: `weight_bytes` over the source's.
+        cards: The cards asked about.
+        every_card: Every card qkit knows, in the order of `DEVICES`.
     """
 
     label: str
@@ -77,6 +79,7 @@ class VariantForecast:
     weight_bytes: int | None
     ratio: float | None
     cards: tuple[CardForecast, ...]
+    every_card: tuple[CardForecast, ...]
     tensor_parallel: tuple[TensorParallelVerdict, ...]
 
 
@@ -209,30 +212,6 @@ def _row(
 ) -> VariantForecast:
     size = weight_bytes(checkpoint, variant)
     source = weight_bytes(checkpoint, None)
-    asked = check_tensor_parallel(checkpoint, variant, question.tensor_parallel)
-    cards = []
-    for device in question.devices:
-        scheme = None if variant is None else scheme_of(variant)
-        verdict = check_capability(scheme, device.capability)
-        runs = verdict.support != "refused" and asked.ok
-        cards.append(
-            CardForecast(
-                device.name,
-                verdict,
-                serving(
-                    checkpoint,
-                    variant,
-                    device,
-                    tensor_parallel=question.tensor_parallel,
-                    length=question.length,
-                    concurrency=question.concurrency,
-                    gpu_memory_utilization=recipe.serve.gpu_memory_utilization,
-                    max_num_seqs=recipe.serve.max_num_seqs,
-                )
-                if runs
-                else None,
-            )
-        )
     sizes = sorted({*TENSOR_PARALLEL_SIZES, question.tensor_parallel})
     return VariantForecast(
         label=variant.label if variant else BASELINE,
@@ -243,9 +222,38 @@ def _row(
         unquantized_bytes=size.unquantized,
         weight_bytes=size.total,
         ratio=size.total / source.total,
-        cards=tuple(cards),
+        cards=tuple(
+            _card(checkpoint, variant, card, question, recipe) for card in question.devices
+        ),
+        every_card=tuple(
+            _card(checkpoint, variant, card, question, recipe) for card in DEVICES.values()
+        ),
         tensor_parallel=tuple(check_tensor_parallel(checkpoint, variant, n) for n in sizes),
     )
+
+
+def _card(
+    checkpoint: Checkpoint,
+    variant: Variant | None,
+    device: Device,
+    question: Question,
+    recipe: Recipe,
+) -> CardForecast:
+    verdict = check_capability(None if variant is None else scheme_of(variant), device.capability)
+    split = check_tensor_parallel(checkpoint, variant, question.tensor_parallel)
+    if verdict.support == "refused" or not split.ok:
+        return CardForecast(device.name, verdict, None)
+    found = serving(
+        checkpoint,
+        variant,
+        device,
+        tensor_parallel=question.tensor_parallel,
+        length=question.length,
+        concurrency=question.concurrency,
+        gpu_memory_utilization=recipe.serve.gpu_memory_utilization,
+        max_num_seqs=recipe.serve.max_num_seqs,
+    )
+    return CardForecast(device.name, verdict, found)
 
 
 def _refused_row(variant: Variant) -> VariantForecast:
@@ -259,6 +267,7 @@ def _refused_row(variant: Variant) -> VariantForecast:
         weight_bytes=None,
         ratio=None,
         cards=(),
+        every_card=(),
         tensor_parallel=(),
     )
 

@@ -12,6 +12,7 @@ from fakes.checkpoints import TinyQwen2
 from fakes.qwen_configs import config_folder
 
 from qkit.cli import cli
+from qkit.quantize.devices import DEVICES
 
 
 @pytest.fixture(autouse=True)
@@ -57,6 +58,20 @@ def test_the_72b_model_on_eight_cards_is_a_problem(tmp_path):
     assert "not over so many cards" in output
     assert "pad the MLP from 29,568 to 29,696 with zeros" in output
     assert max(map(len, output.splitlines())) <= 100
+
+
+def test_the_floor_is_told_for_every_card(tmp_path):
+    _, output = qkit(config_folder(tmp_path, "32B"), "--gpu", "H100", "--length", 1024)
+    title, _, rest = output.partition("TPOT floor in ms on 1 card of each kind")[2].partition("\n")
+    assert title.startswith(", one request of 1,024 tokens")
+    header, *rows = [line.split() for line in rest.partition("\n\n")[0].splitlines()]
+    assert header[1:] == list(DEVICES)
+    floors = {row[0]: dict(zip(header[1:], row[1:], strict=True)) for row in rows}
+    # 65.5 GB do not fit into 48 GB, and do into 141 GB at 4.8 TB/s.
+    assert floors["bf16"]["L40S"] == "—"
+    read = 65_527_752_704 - 152_064 * 5_120 * 2 + 1024 * 262_144
+    assert float(floors["bf16"]["H200"]) == pytest.approx(1e3 * read / 4800e9, rel=0.005)
+    assert floors["awq"]["A800-40"] != "—"
 
 
 def test_a_recipe_with_its_model_elsewhere(tmp_path):

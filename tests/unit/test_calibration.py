@@ -674,3 +674,48 @@ def test_an_unreachable_hub_is_explained(tmp_path: Path, tokenizer_path: Path) -
         in done.stdout
     )
     assert not (tmp_path / "out.jsonl").exists()
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the hub's `owner/chats` be a local file, read by the real datasets library."""
+    import datasets
+
+    load = datasets.load_dataset
+    chats = [{"id": n, "talk": CHAT, "prompt": TEXTS[n]} for n in range(20)]
+    files = {"train_sft": str(write_jsonl(tmp_path / "hub.jsonl", chats))}
+
+    def from_the_hub(name: str, *, split: str) -> Any:
+        assert name == "owner/chats"
+        return load("json", data_files=files, split=split, cache_dir=str(tmp_path / "cache"))
+
+    monkeypatch.setattr(datasets, "load_dataset", from_the_hub)
+
+
+@pytest.mark.usefixtures("hub")
+def test_a_hub_data_set_with_split_and_column(tmp_path: Path, tokenizer_path: Path) -> None:
+    settings = {"split": "train_sft", "samples": 2, "seq_len": 64}
+    record, samples = prepare(
+        Path("owner/chats"), tokenizer_path, tmp_path, column="talk", **settings
+    )
+    assert (record.source, record.rows_there, len(samples)) == ("owner/chats", 20, 2)
+    assert samples[0][0] == 257  # the template's first token
+    _, prompts = prepare(Path("owner/chats"), tokenizer_path, tmp_path, column="prompt", **settings)
+    assert 257 not in prompts[0]
+
+
+@pytest.mark.usefixtures("hub")
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"split": "train_stf"}, "has no split 'train_stf', did you mean 'train_sft'?"),
+        ({"split": "train_sft", "column": "takl"}, "no column 'takl', did you mean 'talk'?"),
+        ({"split": "train_sft"}, "none of the columns messages, conversations, text"),
+    ],
+)
+def test_a_hub_data_set_without_the_split_or_column(
+    tmp_path: Path, tokenizer_path: Path, settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InputError) as caught:
+        prepare(Path("owner/chats"), tokenizer_path, tmp_path, **settings)
+    assert message in caught.value.what

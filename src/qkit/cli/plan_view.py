@@ -7,7 +7,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from qkit.quantize.compatibility import TENSOR_PARALLEL_SIZES
-from qkit.quantize.devices import GB, Device
+from qkit.quantize.devices import DEVICES, GB, Device
 from qkit.quantize.estimate import Serving
 from qkit.quantize.forecast import CardForecast, Forecast, VariantForecast
 from qkit.quantize.plan_checks import Status
@@ -33,6 +33,7 @@ def show(forecast: Forecast) -> None:
     for position, device in enumerate(forecast.question.devices):
         title, caption = _serving_text(forecast, position, device)
         _titled(console, title, _serving(forecast, position), caption)
+    _titled(console, _floors_title(forecast), _floors(forecast))
     title = "Tensor parallel: heads and quantization groups against cards"
     _titled(console, title, _tensor_parallel(forecast))
     advice = _advice(forecast)
@@ -160,6 +161,27 @@ def _serving_cells(serving: Serving) -> list[str]:
         _ms(serving.tpot_floor_s),
         _ms(serving.tpot_floor_loaded_s),
     ]
+
+
+def _floors_title(forecast: Forecast) -> str:
+    question = forecast.question
+    return (
+        f"TPOT floor in ms on {question.tensor_parallel} card"
+        f"{'s' if question.tensor_parallel > 1 else ''} of each kind, one request of"
+        f" {question.length:,} tokens ({UNKNOWN}: does not run or fit)"
+    )
+
+
+def _floors(forecast: Forecast) -> Table:
+    table = _table()
+    table.add_column("variant", no_wrap=True)
+    for name in DEVICES:
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in forecast.variants:
+        floors = [card.serving.tpot_floor_s if card.serving else None for card in row.every_card]
+        cells = [UNKNOWN if floor is None else f"{1e3 * floor:.3g}" for floor in floors]
+        table.add_row(row.label, *(cells or [UNKNOWN] * len(DEVICES)))
+    return table
 
 
 def _tensor_parallel(forecast: Forecast) -> Table:
