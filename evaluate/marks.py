@@ -163,6 +163,18 @@ def table_notes(
     return (_drift_note(name, moved),) if moved else ()
 
 
+def calibration_notes(variants: Sequence[VariantInput]) -> tuple[str, ...]:
+    """Say once for each kind of calibration data why it may not be right for the model."""
+    warned: dict[str, list[str]] = {}
+    for variant in variants:
+        record = variant.record.calibration if variant.record else None
+        if record is not None and record.warning:
+            warned.setdefault(one_line(record.warning), []).append(variant.name)
+    return tuple(
+        f"Calibration of {', '.join(names)}: {warning}." for warning, names in warned.items()
+    )
+
+
 def _drift_note(name: str, moved: Sequence[Drift]) -> str:
     """Say in one sentence at which levels and how far the baseline moved beyond its noise."""
     figures = (

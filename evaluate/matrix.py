@@ -13,7 +13,13 @@ from dataclasses import dataclass
 from qkit.evaluate.comparable import server_differences
 from qkit.evaluate.drift import Drift
 from qkit.evaluate.figures import ratio
-from qkit.evaluate.marks import baseline_drift, one_line, row_marks, table_notes
+from qkit.evaluate.marks import (
+    baseline_drift,
+    calibration_notes,
+    one_line,
+    row_marks,
+    table_notes,
+)
 from qkit.evaluate.matrix_accuracy import accuracy_row
 from qkit.evaluate.matrix_bench import bench_rows, workload
 from qkit.evaluate.matrix_fidelity import fidelity_row, noise_floor
@@ -95,7 +101,10 @@ def build_matrix(
         further_workloads=workloads,
         fidelity_noise=noise_floor(base),
         drift=drift,
-        notes=table_notes(baseline, base, drift, headline_bench),
+        notes=(
+            *table_notes(baseline, base, drift, headline_bench),
+            *calibration_notes(ordered),
+        ),
         rows=tuple(_row(context, variant) for variant in ordered),
     )
 

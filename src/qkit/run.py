@@ -199,6 +199,16 @@ class Job:
             environments.python_of(BACKENDS[backend].environment, self.accelerator)
         if groups and own_server:
             environments.python_of("serve", self.accelerator)
+        self._check_calibrations(variants)
+
+    def _check_calibrations(self, variants: Sequence[Variant]) -> None:
+        """Check the calibration data of the variants that are to be made, each source once."""
+        stale = [v for v in variants if needs_calibration(v) and not self._has_key(v)]
+        if stale:
+            from qkit.quantize.calibration import check_calibration  # noqa: PLC0415  (tokenizers)
+
+            for calibration in {self.recipe.calibration_of(v) for v in stale}:
+                check_calibration(calibration, self.source)
 
     def _check_text(self, suite: FidelitySuite, *, own_server: bool) -> None:
         """Refuse a text that cannot be read, or more log-probabilities than will be served."""

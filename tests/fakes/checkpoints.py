@@ -180,11 +180,21 @@ def write_weights(folder: Path, tensors: Mapping[str, Array], *, shards: int = 1
     )
 
 
-def write_tokenizer(folder: Path, *, chat_template: str | None = CHAT_TEMPLATE) -> None:
-    """Write a tokenizer of the 256 bytes and Qwen's ChatML tokens (256, 257, 258)."""
+def write_tokenizer(
+    folder: Path, *, chat_template: str | None = CHAT_TEMPLATE, words: tuple[str, ...] = ()
+) -> None:
+    """Write a tokenizer of the 256 bytes and Qwen's ChatML tokens (256, 257, 258).
+
+    Args:
+        folder: Where to.
+        chat_template: Its template.
+        words: Further entries of the vocabulary, before the ChatML tokens; no text gives them.
+    """
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    level = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet += [level.pre_tokenize_str(word)[0][0] for word in words]
     vocab = {character: index for index, character in enumerate(alphabet)}
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

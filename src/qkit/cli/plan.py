@@ -93,6 +93,7 @@ def plan(
             or DEFAULT_LENGTH,
             concurrency=concurrency
             or max(bench.concurrency if bench else (), default=DEFAULT_CONCURRENCY),
+            gpu_here=_own_device(required=False) is not None,
         ),
         _to_make(recipe, run_name),
     )
