@@ -21,19 +21,14 @@ from yarl import URL
 
 from qkit.errors import InputError, MeasurementError
 from qkit.evaluate import server_metrics
-from qkit.evaluate.bench_requests import PATHS, SAMPLING, request_body, to_record
+from qkit.evaluate.bench_requests import PATHS, request_body, to_record
 from qkit.evaluate.latency import ClientLoad, summarize
 from qkit.evaluate.load import Breaker, ClientWatch, closed_loop, not_sent, open_session
-from qkit.evaluate.prompts import (
-    CellPrompts,
-    Prompt,
-    Vocabulary,
-    load_vocabulary,
-    plan_prompts,
-    prompts_hash,
-)
+from qkit.evaluate.prompts import TEMPLATE_TOKENS, plan_prompts, prompts_hash
 from qkit.evaluate.server_metrics import Counters
 from qkit.evaluate.stream import RawReply
+from qkit.evaluate.workloads.units import CellPrompts, Unit
+from qkit.evaluate.workloads.vocabulary import Vocabulary, load_vocabulary
 from qkit.measurements import BenchCell, BenchResult
 from qkit.suites import BenchSuite
 
@@ -48,8 +43,6 @@ else:
 _WARMUP_TOKENS_MAX = 32
 #: A dead server is believed after so many unanswered requests, or one whole round if larger.
 _UNANSWERED_MIN = 3
-#: A chat template begins every prompt alike; so many tokens a request may hit the prefix cache.
-_TEMPLATE_TOKENS = 64
 
 #: Called with what is being measured, requests done and requests in all.
 Progress = Callable[[str, int, int], None]
@@ -85,19 +78,21 @@ def run_bench(
     _check_length(suite, max_model_len)
     root = _root(base_url)
     vocabulary = load_vocabulary(tokenizer_path)
-    cells = plan_prompts(suite, vocabulary)
+    prompts = plan_prompts(suite, vocabulary, max_model_len=max_model_len)
     sweep = _Sweep(suite, root, model, vocabulary, on_progress or _no_progress)
     with asyncio.Runner(loop_factory=_new_event_loop) as runner:
-        measured = runner.run(sweep.run(cells))
+        measured = runner.run(sweep.run(prompts.cells))
     _require_one_success(measured, where=root)
     return BenchResult(
         endpoint=suite.endpoint,
         input_tokens=suite.input_tokens,
         output_tokens=suite.output_tokens,
         ignore_eos=suite.ignore_eos,
-        sampling=SAMPLING,
+        workload=prompts.description,
+        hits_expected=prompts.hits_expected,
+        sampling=suite.sampling.sent(),
         seed=suite.seed,
-        prompt_hash=prompts_hash(cells),
+        prompt_hash=prompts_hash(suite, prompts.cells),
         cells=measured,
         duration_s=time.perf_counter() - sweep.origin,
     )
@@ -130,9 +125,7 @@ class _Sweep:
     async def _cell(self, session: aiohttp.ClientSession, cell: CellPrompts) -> BenchCell:
         dead = await server_metrics.why_dead(session, self._root)
         if dead is not None:
-            lost = _Measured(
-                [not_sent(dead) for _ in cell.measured], Counters(), ClientLoad(0, 0, 0)
-            )
+            lost = _Measured([not_sent(dead) for _ in cell.turns], Counters(), ClientLoad(0, 0, 0))
             return self._summarize(cell, lost)
         await server_metrics.reset_prefix_cache(session, self._root)
         breaker = Breaker(limit=max(_UNANSWERED_MIN, cell.concurrency))
@@ -144,18 +137,23 @@ class _Sweep:
             timeout_s=self._suite.timeout_s,
             breaker=breaker,
         )
-        warmup_tokens = min(_WARMUP_TOKENS_MAX, self._suite.output_tokens)
-        await send_all(self._bodies(cell.warmup, max_tokens=warmup_tokens))
-        bodies = self._bodies(cell.measured)
+        await send_all(self._bodies(cell.warmup, max_tokens=_WARMUP_TOKENS_MAX))
+        units = self._bodies(cell.measured)
         watch = ClientWatch()
         before = await server_metrics.scrape(session, self._root)
         async with watch.watching():
-            replies = await send_all(bodies, on_done=self._counter(cell))
+            replies = await send_all(units, on_done=self._counter(cell))
         after = await server_metrics.scrape(session, self._root)
         return self._summarize(cell, _Measured(replies, after.since(before), watch.load))
 
-    def _bodies(self, prompts: Sequence[Prompt], *, max_tokens: int | None = None) -> list[bytes]:
-        return [request_body(self._suite, self._model, p, max_tokens=max_tokens) for p in prompts]
+    def _bodies(
+        self, units: Sequence[Unit], *, max_tokens: int | None = None
+    ) -> list[tuple[bytes, ...]]:
+        suite, model = self._suite, self._model
+        return [
+            tuple(request_body(suite, model, turn, max_tokens=max_tokens) for turn in unit.turns)
+            for unit in units
+        ]
 
     def _counter(self, cell: CellPrompts) -> Callable[[], None]:
         done = 0
@@ -163,7 +161,7 @@ class _Sweep:
         def count() -> None:
             nonlocal done
             done += 1
-            self._on_progress(f"concurrency {cell.concurrency}", done, len(cell.measured))
+            self._on_progress(f"concurrency {cell.concurrency}", done, len(cell.turns))
 
         return count
 
@@ -174,17 +172,18 @@ class _Sweep:
                 index=index,
                 origin_s=self.origin,
                 suite=self._suite,
-                prompt=prompt,
+                turn=turn,
                 vocabulary=self._vocabulary,
             )
-            for index, (raw, prompt) in enumerate(zip(measured.replies, cell.measured, strict=True))
+            for index, (raw, turn) in enumerate(zip(measured.replies, cell.turns, strict=True))
         ]
         return summarize(
             cell.concurrency,
             records,
             server=measured.server,
             client=measured.client,
-            shared_prefix_tokens=_TEMPLATE_TOKENS if self._suite.endpoint == "chat" else 0,
+            shared_prefix_tokens=TEMPLATE_TOKENS if self._suite.endpoint == "chat" else 0,
+            reusable_tokens=cell.reusable_tokens,
         )
 
 
@@ -198,15 +197,15 @@ class _Measured:
 
 
 def _check_length(suite: BenchSuite, max_model_len: int | None) -> None:
-    needed = suite.input_tokens + suite.output_tokens
+    needed = suite.request_tokens.fewest
     if max_model_len is not None and needed > max_model_len:
         raise InputError(
-            f"the benchmark asks for {suite.input_tokens} + {suite.output_tokens} = {needed} "
-            f"tokens a request, but the model is served with {max_model_len}",
-            where="bench.input_tokens, bench.output_tokens",
+            f"the benchmark asks for {needed} tokens a request (prompt and answer), but the model "
+            f"is served with {max_model_len}",
+            where="bench.input_tokens, bench.output_tokens, bench.workload",
             fix=(
-                f"lower bench.input_tokens or bench.output_tokens to {max_model_len} in sum, or "
-                f"raise serve.max_model_len to {needed} if the checkpoint allows it"
+                f"lower them to {max_model_len} in sum, or raise serve.max_model_len to {needed} "
+                "if the checkpoint allows it"
             ),
         )
 

@@ -132,6 +132,7 @@ def summarize(
     server: Counters,
     client: ClientLoad,
     shared_prefix_tokens: int = 0,
+    reusable_tokens: float = 0,
 ) -> BenchCell:
     """Compute a cell from the records of its measured requests.
 
@@ -142,6 +143,7 @@ def summarize(
         client: The client's watch on itself.
         shared_prefix_tokens: Prompt tokens per request that may come from the prefix cache
             without a mark; a chat template's own beginning is the same in every request.
+        reusable_tokens: Prompt tokens of all requests that may, by the workload's design.
 
     Returns:
         The cell. Throughput is taken over the time from the first request's start to the last
@@ -178,7 +180,7 @@ def summarize(
         client_cpu_share=client.cpu_share,
         marks=(
             *_failure_marks(records),
-            *_server_marks(server, allowed=shared_prefix_tokens * len(records)),
+            *_server_marks(server, allowed=shared_prefix_tokens * len(records) + reusable_tokens),
             *_client_marks(client, ttft.p50),
         ),
         requests=tuple(records),
@@ -216,12 +218,12 @@ def _failure_marks(records: Sequence[RequestRecord]) -> list[str]:
     return marks
 
 
-def _server_marks(server: Counters, *, allowed: int) -> list[str]:
+def _server_marks(server: Counters, *, allowed: float) -> list[str]:
     marks = []
     if server.prefix_hit_tokens is not None and server.prefix_hit_tokens > allowed:
         marks.append(
-            f"the prefix cache served {server.prefix_hit_tokens:.0f} prompt tokens, though no "
-            "prompt repeats: something else uses the server, or its cache was not empty"
+            f"the prefix cache served {server.prefix_hit_tokens:.0f} prompt tokens, more than "
+            "the prompts have in common: something else uses the server, or its cache was not empty"
         )
     if server.preemptions:
         marks.append(

@@ -102,35 +102,38 @@ def not_sent(reason: str) -> RawReply:
 async def closed_loop(
     session: aiohttp.ClientSession,
     url: str,
-    bodies: Sequence[bytes],
+    units: Sequence[Sequence[bytes]],
     *,
     concurrency: int,
     timeout_s: float,
     breaker: Breaker,
     on_done: Callable[[], None] = lambda: None,
 ) -> list[RawReply]:
-    """Send every body, `concurrency` at a time; a slot sends its next when its last has ended.
+    """Send every unit, `concurrency` at a time; a slot sends its next when its last has ended.
+
+    A unit's bodies are sent one after another by the same slot.
 
     Returns:
-        One reply per body, in the order of the bodies.
+        One reply per body, in the order of the units and their bodies.
     """
-    replies: list[RawReply | None] = [None] * len(bodies)
-    waiting = iter(enumerate(bodies))
+    replies: list[list[RawReply]] = [[] for _ in units]
+    waiting = iter(enumerate(units))
 
     async def slot() -> None:
-        for index, body in waiting:
-            if breaker.reason is None:
-                raw = await send(session, url, body, timeout_s=timeout_s)
-                breaker.note(raw)
-            else:
-                raw = not_sent(breaker.reason)
-            replies[index] = raw
-            on_done()
+        for index, unit in waiting:
+            for body in unit:
+                if breaker.reason is None:
+                    raw = await send(session, url, body, timeout_s=timeout_s)
+                    breaker.note(raw)
+                else:
+                    raw = not_sent(breaker.reason)
+                replies[index].append(raw)
+                on_done()
 
     async with asyncio.TaskGroup() as group:
-        for _ in range(min(concurrency, len(bodies))):
+        for _ in range(min(concurrency, len(units))):
             group.create_task(slot())
-    return [reply for reply in replies if reply is not None]
+    return [reply for unit in replies for reply in unit]
 
 
 class ClientWatch:

@@ -15,7 +15,7 @@ from qkit.recipe import BASELINE, Recipe
 from qkit.server import RunningServer, attach, model_root
 from qkit.store import RunStore
 from qkit.subjects import attached_subject, label_of, subject_of
-from qkit.suites import BENCH_SUITE, AccuracySuite, BenchSuite
+from qkit.suites import BENCH_SUITE, BUILTIN_BENCHES, AccuracySuite, BenchSuite
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,8 @@ def choose_suites(
 
     Args:
         recipe: Where a suite's settings are taken from; a suite it lacks gets the defaults.
-        names: `bench`, other benchmarks of the recipe, lm-eval tasks and groups, separated by
-            commas; None keeps the recipe's.
+        names: `bench`, other benchmarks of the recipe, built-in benchmarks, lm-eval tasks and
+            groups, separated by commas; None keeps the recipe's.
         concurrency: Levels of the benchmarks, separated by commas.
         num_fewshot: Examples before each question.
         limit: Questions per task.
@@ -49,11 +49,12 @@ def choose_suites(
         InputError: A name or value cannot be used.
     """
     accuracy = {suite.task: suite for suite in recipe.accuracy}
-    benches = {suite.name: suite for suite in recipe.bench}
+    own = {suite.name: suite for suite in recipe.bench}
+    benches = {BENCH_SUITE: BenchSuite(), **BUILTIN_BENCHES, **own}
     wanted = (
         [name.strip() for name in names.split(",") if name.strip()]
         if names is not None
-        else [*accuracy, *benches]
+        else [*accuracy, *own]
     )
     if not wanted:
         raise InputError("no suite to measure", fix="give --suite mmlu,bench")
@@ -66,13 +67,9 @@ def choose_suites(
                 {**(accuracy[name].model_dump() if name in accuracy else {"task": name}), **values}
             )
             for name in dict.fromkeys(wanted)
-            if name != BENCH_SUITE and name not in benches
+            if name not in benches
         )
-        chosen = tuple(
-            benches.get(name) or BenchSuite()
-            for name in dict.fromkeys(wanted)
-            if name == BENCH_SUITE or name in benches
-        )
+        chosen = tuple(benches[name] for name in dict.fromkeys(wanted) if name in benches)
         if levels:
             chosen = tuple(
                 BenchSuite.model_validate({**suite.model_dump(), "concurrency": levels})
