@@ -5,6 +5,7 @@ from __future__ import annotations
 from qkit.evaluate.figures import ratio
 from qkit.evaluate.matrix_values import BenchRow, Ratio, Workload
 from qkit.evaluate.pairing import Pairing
+from qkit.evaluate.scaling import LevelFigures, Scaling, scaling
 from qkit.measurements import BenchCell, BenchResult
 
 
@@ -13,10 +14,27 @@ def bench_rows(pairing: Pairing) -> tuple[BenchRow, ...]:
     other = pairing.baseline.bench.cells if pairing.baseline and pairing.baseline.bench else ()
     base = {cell.concurrency: cell for cell in other}
     cells = pairing.measurement.bench.cells if pairing.measurement.bench else ()
-    return tuple(_bench_row(cell, base.get(cell.concurrency)) for cell in cells)
+    scaled = {level.concurrency: level for level in scaling([_figures(cell) for cell in cells])}
+    return tuple(
+        _bench_row(cell, base.get(cell.concurrency), scaled[cell.concurrency]) for cell in cells
+    )
 
 
-def _bench_row(cell: BenchCell, base: BenchCell | None) -> BenchRow:
+def _figures(cell: BenchCell) -> LevelFigures:
+    return LevelFigures(cell.concurrency, cell.output_tok_per_s, cell.ttft_ms.p50, cell.tpot_ms.p50)
+
+
+def hit_share(cell: BenchCell) -> float | None:
+    """Return the share of a cell's prompt tokens that the prefix cache held.
+
+    None where a count is not known; a failed request's prompt is not.
+    """
+    if cell.failed or cell.prefix_hit_tokens is None or cell.input_tokens_mean is None:
+        return None
+    return ratio(cell.prefix_hit_tokens, cell.input_tokens_mean * cell.n)
+
+
+def _bench_row(cell: BenchCell, base: BenchCell | None, scaled: Scaling) -> BenchRow:
     return BenchRow(
         concurrency=cell.concurrency,
         n=cell.n,
@@ -40,6 +58,9 @@ def _bench_row(cell: BenchCell, base: BenchCell | None) -> BenchRow:
         output_tokens_mean=cell.output_tokens_mean,
         prefix_hit_tokens=cell.prefix_hit_tokens,
         preemptions=cell.preemptions,
+        prefix_hit_share=hit_share(cell),
+        tok_per_s_scaling=scaled.throughput,
+        tpot_scaling=scaled.tpot,
         ratio=Ratio(
             ttft=ratio(cell.ttft_ms.p50, base.ttft_ms.p50) if base else None,
             tpot=ratio(cell.tpot_ms.p50, base.tpot_ms.p50) if base else None,
@@ -53,6 +74,8 @@ def workload(bench: BenchResult) -> Workload:
     """Return a benchmark's settings."""
     return Workload(
         endpoint=bench.endpoint,
+        description=bench.workload,
+        hits_expected=bench.hits_expected,
         input_tokens=bench.input_tokens,
         output_tokens=bench.output_tokens,
         ignore_eos=bench.ignore_eos,

@@ -5,6 +5,7 @@
 Every checkpoint is served once. At each level the two clients take turns with the same questions
 in the same order, the same explicit sampling, natural stopping and a warm-up, so that both see the
 machine in the same state. Answers are sampled (temperature 0.3), so their lengths differ a little.
+vLLM's client needs pandas: `--client-python` is an interpreter that has both.
 """
 
 from __future__ import annotations
@@ -154,12 +155,14 @@ def with_vllm(
 @click.option("--accelerator", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
 @click.option("--concurrency", default="1,2,4,8,16", show_default=True)
 @click.option("--requests", type=int, default=None, help="Requests a level, to try it out.")
+@click.option("--client-python", type=Path, default=None, help="Runs vLLM's client.")
 @click.option("--log", type=Path, default=Path("server.log"), show_default=True)
 def main(
     folders: tuple[Path, ...],
     accelerator: str,
     concurrency: str,
     requests: int | None,
+    client_python: Path | None,
     log: Path,
 ) -> None:
     python = python_of("serve", accelerator)
@@ -188,11 +191,11 @@ def main(
                 suite = SUITE.model_copy(
                     update={"concurrency": (slots,), "min_requests": n, "requests_per_slot": 1}
                 )
-                for level in (
-                    with_qkit(server, folder, suite),
-                    with_vllm(server, folder.resolve(), suite, n, python=python),
-                ):
-                    click.echo(level.line())
+                click.echo(with_qkit(server, folder, suite).line())
+                theirs = with_vllm(
+                    server, folder.resolve(), suite, n, python=client_python or python
+                )
+                click.echo(theirs.line())
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from qkit.evaluate.report import text
 from qkit.evaluate.report.sheet import VARIANT, Cell, Column, RowField, Sheet, row_sheet
 from qkit.evaluate.report.sheets_accuracy import accuracy_sheet, score_fields, tasks
 from qkit.evaluate.report.sheets_bench import bench_sheet
+from qkit.evaluate.report.sheets_levels import level_sheet, only_row
 
 _WEIGHT_SOURCES = {
     "vllm-log": "what the server says loading them took",
@@ -26,8 +27,15 @@ def sheets(matrix: Matrix, *, detailed: bool = False) -> tuple[Sheet, ...]:
         detailed: Add the benchmarks' further columns, for pages that are wide enough.
     """
     found = [overview(matrix), *(accuracy_sheet(matrix, task) for task in tasks(matrix))]
-    found += [bench_sheet(matrix, name, detailed=detailed) for name in matrix.benches]
+    found += [_bench_sheet(matrix, name, detailed=detailed) for name in matrix.benches]
     return tuple(found)
+
+
+def _bench_sheet(matrix: Matrix, name: str, *, detailed: bool) -> Sheet:
+    alone = only_row(matrix, name)
+    if alone and not detailed:
+        return level_sheet(matrix, name, alone)
+    return bench_sheet(matrix, name, detailed=detailed)
 
 
 # ------------------------------------------------------------------------------------- overview

@@ -108,6 +108,7 @@ def measure_key(
     hardware: Hardware,
     harness: str,
     data: str | None,
+    prompt_file: str | None = None,
 ) -> str:
     """Return the key of a measurement: equal keys need no new run.
 
@@ -120,6 +121,7 @@ def measure_key(
         hardware: The machine.
         harness: Version of lm-eval.
         data: Folder of local data sets.
+        prompt_file: Hash of the file that a benchmark's prompts come from.
     """
     return hash_value(
         {
@@ -132,5 +134,6 @@ def measure_key(
             "hardware": hardware.model_dump(mode="json"),
             "harness": harness,
             "data": data,
+            "prompt_file": prompt_file,
         }
     )

@@ -17,7 +17,7 @@ from qkit import environments
 from qkit.checkpoint import resolve_model
 from qkit.errors import InputError, QkitError
 from qkit.hardware import Accelerator, describe, detect_accelerator
-from qkit.hashing import hash_checkpoint, hash_files
+from qkit.hashing import hash_checkpoint, hash_file, hash_files
 from qkit.locks import accelerator_lock_path, lock
 from qkit.measurements import FailureRecord, Hardware, Subject
 from qkit.measuring import headline, lost_levels, measure_cell
@@ -41,7 +41,8 @@ from qkit.server import (
 from qkit.smoke import smoke_check
 from qkit.store import RunStore, now, read_variant
 from qkit.subjects import subject_of
-from qkit.suites import AccuracySuite
+from qkit.suites import AccuracySuite, BenchSuite
+from qkit.workloads import FromFile
 
 QUANTIZE_STEP = "quantize"
 SERVE_STEP = "serve"
@@ -376,6 +377,7 @@ class Job:
             hardware=self.hardware,
             harness=metadata.version("lm-eval"),
             data=str(self.data) if self.data else None,
+            prompt_file=_hash_of_prompts(cell),
         )
 
     def _failed(self, label: str, step: str, error: QkitError, created: str | None = None) -> None:
@@ -389,6 +391,15 @@ class Job:
         self.store.write_failure(record)
         self.outcome.failures.append(record)
         self.reporter.failed(label, step, str(error))
+
+
+def _hash_of_prompts(cell: Cell) -> str | None:
+    """Return the hash of the file a benchmark takes its prompts from; None without one."""
+    workload = cell.settings.workload if isinstance(cell.settings, BenchSuite) else None
+    if not isinstance(workload, FromFile):
+        return None
+    path = Path(workload.path).expanduser()
+    return hash_file(path) if path.is_file() else None
 
 
 def _root_cause(error: QkitError, server: RunningServer) -> QkitError:
