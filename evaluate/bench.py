@@ -21,26 +21,26 @@ from yarl import URL
 
 from qkit.errors import InputError, MeasurementError
 from qkit.evaluate import server_metrics
-from qkit.evaluate.bench_requests import PATHS, SAMPLING, request_body, to_record
+from qkit.evaluate.bench_requests import PATHS, request_body, to_record
 from qkit.evaluate.cell_marks import ClientLoad
 from qkit.evaluate.cell_plan import CellPlanner
 from qkit.evaluate.client_watch import worst
 from qkit.evaluate.clients import Clients, breaker_limit, new_event_loop
-from qkit.evaluate.load import Breaker, Unit, not_sent
+from qkit.evaluate.load import Bodies, Breaker, not_sent
 from qkit.evaluate.load_search import conclude, next_level
-from qkit.evaluate.prompts import CellPrompts, Prompt, Vocabulary, load_vocabulary, prompts_hash
+from qkit.evaluate.prompts import TEMPLATE_TOKENS, prompts_hash
 from qkit.evaluate.repeats import is_enough
 from qkit.evaluate.server_metrics import Counters
 from qkit.evaluate.stream import RawReply
 from qkit.evaluate.summary import summarize
+from qkit.evaluate.workloads.units import CellPrompts, Unit
+from qkit.evaluate.workloads.vocabulary import Vocabulary, load_vocabulary
 from qkit.levels import Level
 from qkit.measurements import BenchCell, BenchResult, LoadSearch, RequestRecord
 from qkit.suites import BenchSuite
 
 #: The warm-up stops after so many tokens; by then every shape of the measured part has run.
 _WARMUP_TOKENS_MAX = 32
-#: A chat template begins every prompt alike; so many tokens a request may hit the prefix cache.
-_TEMPLATE_TOKENS = 64
 
 #: Called with what is being measured, requests done and requests in all.
 Progress = Callable[[str, int, int], None]
@@ -81,7 +81,7 @@ def run_bench(
     _check_length(suite, max_model_len)
     root = _root(base_url)
     vocabulary = load_vocabulary(tokenizer_path)
-    planner = CellPlanner(suite, vocabulary)
+    planner = CellPlanner(suite, vocabulary, max_model_len=max_model_len)
     target = _Target(root, root + PATHS[suite.endpoint], model)
     sweep = _Sweep(suite, target, vocabulary, planner, on_progress, on_cell, earlier)
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
@@ -107,6 +107,7 @@ class _Repeat:
     records: list[RequestRecord]
     server: Counters
     client: ClientLoad
+    reusable_tokens: float
 
 
 class _Sweep:
@@ -129,7 +130,7 @@ class _Sweep:
         self._planner = planner
         self._on_progress = on_progress or _no_progress
         self._on_cell = on_cell or _no_cell
-        self._prompt_hash = prompts_hash(planner.named)
+        self._prompt_hash = prompts_hash(suite, planner.named)
         same = earlier if earlier and earlier.prompt_hash == self._prompt_hash else None
         self._before_s = same.duration_s if same else 0.0
         self._kept = {
@@ -148,7 +149,9 @@ class _Sweep:
             input_tokens=suite.input_tokens,
             output_tokens=suite.output_tokens,
             ignore_eos=suite.ignore_eos,
-            sampling=SAMPLING,
+            workload=self._planner.description,
+            hits_expected=self._planner.hits_expected,
+            sampling=suite.sampling.sent(),
             seed=suite.seed,
             prompt_hash=self._prompt_hash,
             arrival=suite.arrival if suite.rates else None,
@@ -195,7 +198,8 @@ class _Sweep:
             [record for repeat in repeats for record in repeat.records],
             server=server_metrics.total([repeat.server for repeat in repeats]),
             client=worst([repeat.client for repeat in repeats]),
-            shared_prefix_tokens=_TEMPLATE_TOKENS if self._suite.endpoint == "chat" else 0,
+            shared_prefix_tokens=TEMPLATE_TOKENS if self._suite.endpoint == "chat" else 0,
+            reusable_tokens=sum(repeat.reusable_tokens for repeat in repeats),
             objective=self._suite.objective,
         )
         self._on_cell(self.result(complete=False))
@@ -235,36 +239,37 @@ class _Sweep:
         cell = self._planner.prompts(level, number)
         dead = await server_metrics.why_dead(session, root)
         if dead is not None:
-            replies = [not_sent(dead) for _ in cell.measured]
+            replies = [not_sent(dead) for _ in cell.turns]
             lost = ClientLoad(0.0, 0.0, 0.0)
-            return _Repeat(self._records(number, cell, replies), Counters(), lost)
+            return _Repeat(self._records(number, cell, replies), Counters(), lost, 0)
         await server_metrics.reset_prefix_cache(session, root)
         breaker = Breaker(breaker_limit(streams))
-        warmup_tokens = min(_WARMUP_TOKENS_MAX, self._suite.output_tokens)
-        warmup = self._units(cell.warmup, max_tokens=warmup_tokens)
+        warmup = self._bodies(cell.warmup, max_tokens=_WARMUP_TOKENS_MAX)
         await clients.send(
-            self._planner.load(level, -1, self._target.url, warmup),
+            self._planner.load(level, -1, self._target.url, cell.warmup, warmup),
             streams=streams,
             breaker=breaker,
             on_done=_no_count,
         )
-        units = self._units(cell.measured)
-        load = self._planner.load(level, number, self._target.url, units)
+        bodies = self._bodies(cell.measured)
+        load = self._planner.load(level, number, self._target.url, cell.measured, bodies)
         before = await server_metrics.scrape(session, root)
         sent = await clients.send(
-            load, streams=streams, breaker=breaker, on_done=self._counter(level, len(units))
+            load, streams=streams, breaker=breaker, on_done=self._counter(level, len(cell.turns))
         )
         after = await server_metrics.scrape(session, root)
         replies = [raw for unit in sent.replies for raw in unit]
         records = self._records(number, cell, replies)
-        return _Repeat(records, after.since(before), sent.client)
+        return _Repeat(records, after.since(before), sent.client, cell.reusable_tokens)
 
-    def _units(
-        self, prompts: Sequence[Prompt], *, max_tokens: int | None = None
-    ) -> tuple[Unit, ...]:
-        """Return units of one request a prompt."""
+    def _bodies(
+        self, units: Sequence[Unit], *, max_tokens: int | None = None
+    ) -> tuple[Bodies, ...]:
         suite, model = self._suite, self._target.model
-        return tuple((request_body(suite, model, p, max_tokens=max_tokens),) for p in prompts)
+        return tuple(
+            tuple(request_body(suite, model, turn, max_tokens=max_tokens) for turn in unit.turns)
+            for unit in units
+        )
 
     def _counter(self, level: Level, total: int) -> Callable[[], None]:
         done = 0
@@ -279,7 +284,7 @@ class _Sweep:
     def _records(
         self, number: int, cell: CellPrompts, replies: Sequence[RawReply]
     ) -> list[RequestRecord]:
-        first = number * len(cell.measured)
+        first = number * len(cell.turns)
         return [
             to_record(
                 raw,
@@ -287,23 +292,23 @@ class _Sweep:
                 repeat=number,
                 origin_s=self._origin,
                 suite=self._suite,
-                prompt=prompt,
+                turn=turn,
                 vocabulary=self._vocabulary,
             )
-            for index, (raw, prompt) in enumerate(zip(replies, cell.measured, strict=True))
+            for index, (raw, turn) in enumerate(zip(replies, cell.turns, strict=True))
         ]
 
 
 def _check_length(suite: BenchSuite, max_model_len: int | None) -> None:
-    needed = suite.input_tokens + suite.output_tokens
+    needed = suite.request_tokens.fewest
     if max_model_len is not None and needed > max_model_len:
         raise InputError(
-            f"the benchmark asks for {suite.input_tokens} + {suite.output_tokens} = {needed} "
-            f"tokens a request, but the model is served with {max_model_len}",
-            where="bench.input_tokens, bench.output_tokens",
+            f"the benchmark asks for {needed} tokens a request (prompt and answer), but the model "
+            f"is served with {max_model_len}",
+            where="bench.input_tokens, bench.output_tokens, bench.workload",
             fix=(
-                f"lower bench.input_tokens or bench.output_tokens to {max_model_len} in sum, or "
-                f"raise serve.max_model_len to {needed} if the checkpoint allows it"
+                f"lower them to {max_model_len} in sum, or raise serve.max_model_len to {needed} "
+                "if the checkpoint allows it"
             ),
         )
 

@@ -76,13 +76,13 @@ def failure_marks(records: Sequence[RequestRecord]) -> list[str]:
     return marks
 
 
-def server_marks(server: Counters, *, allowed: int) -> list[str]:
+def server_marks(server: Counters, *, allowed: float) -> list[str]:
     """Return the marks of the server's counters; `allowed` prefix hits (tokens) are no mark."""
     marks = []
     if server.prefix_hit_tokens is not None and server.prefix_hit_tokens > allowed:
         marks.append(
-            f"the prefix cache served {server.prefix_hit_tokens:.0f} prompt tokens, though no "
-            "prompt repeats: something else uses the server, or its cache was not empty"
+            f"the prefix cache served {server.prefix_hit_tokens:.0f} prompt tokens, more than "
+            "the prompts have in common: something else uses the server, or its cache was not empty"
         )
     if server.preemptions:
         marks.append(

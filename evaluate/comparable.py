@@ -82,6 +82,7 @@ def bench_differences(baseline: BenchResult, variant: BenchResult) -> tuple[str,
     """Compare two sweeps: prompts, lengths, stopping, endpoint and sampling."""
     found = [
         _hash_difference("prompt set", baseline.prompt_hash, variant.prompt_hash),
+        _difference("workload", baseline.workload, variant.workload),
         _difference("input tokens", baseline.input_tokens, variant.input_tokens),
         _difference("output tokens", baseline.output_tokens, variant.output_tokens),
         _difference("ignore_eos", baseline.ignore_eos, variant.ignore_eos),

@@ -35,7 +35,7 @@ _KEEPALIVE_S = 2.0
 _UNANSWERED: frozenset[TransportFailure] = frozenset({"refused", "timeout"})
 
 #: Bodies of requests that are sent one after another.
-Unit = Sequence[bytes]
+Bodies = Sequence[bytes]
 #: The replies to a unit, in the order of its bodies.
 Replies = tuple[RawReply, ...]
 
@@ -56,7 +56,7 @@ class Load:
     """
 
     url: str
-    units: tuple[Unit, ...]
+    units: tuple[Bodies, ...]
     timeout_s: float
     concurrency: int | None
     delays_s: tuple[float, ...] = ()
@@ -209,7 +209,7 @@ class Sender:
                 group.create_task(one(index))
         return replies
 
-    async def _unit(self, load: Load, unit: Unit, due_s: float | None = None) -> Replies:
+    async def _unit(self, load: Load, unit: Bodies, due_s: float | None = None) -> Replies:
         """Send the requests of a unit in turn; after one that failed the rest makes no sense."""
         replies: list[RawReply] = []
         for body in unit:

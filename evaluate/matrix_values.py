@@ -101,6 +101,11 @@ class BenchRow(Stored):
     output_tokens_mean: float | None
     prefix_hit_tokens: float | None
     preemptions: float | None
+    #: `prefix_hit_tokens` / prompt tokens of all requests; None where a request failed.
+    prefix_hit_share: float | None = None
+    #: Tokens per second and median TPOT over those at concurrency 1 of the same variant.
+    tok_per_s_scaling: float | None = None
+    tpot_scaling: float | None = None
     ratio: Ratio
     marks: tuple[str, ...]
 
@@ -226,6 +231,10 @@ class Workload(Stored):
     """The benchmark's settings, as run on the first row that has one."""
 
     endpoint: str
+    #: What is sent, in one line; None in older measurements.
+    description: str | None = None
+    #: Whether the prefix cache is meant to answer for a part of the prompts.
+    hits_expected: bool = False
     input_tokens: int
     output_tokens: int
     ignore_eos: bool

@@ -43,6 +43,7 @@ def summarize(
     server: Counters,
     client: ClientLoad,
     shared_prefix_tokens: int = 0,
+    reusable_tokens: float = 0,
     objective: Objective | None = None,
 ) -> BenchCell:
     """Compute a cell from the records of its measured requests.
@@ -54,6 +55,7 @@ def summarize(
         client: The client's watch on itself.
         shared_prefix_tokens: Prompt tokens per request that may come from the prefix cache
             without a mark; a chat template's own beginning is the same in every request.
+        reusable_tokens: Prompt tokens of all requests that may, by the workload's design.
         objective: What goodput is counted by.
 
     Returns:
@@ -107,7 +109,7 @@ def summarize(
     )
     marks = (
         *failure_marks(records),
-        *server_marks(server, allowed=shared_prefix_tokens * len(records)),
+        *server_marks(server, allowed=shared_prefix_tokens * len(records) + reusable_tokens),
         *client_marks(client, cell.ttft_ms.p50, dispatch, is_open=level.is_open),
     )
     goodput = _goodput(objective, cell, usable, window) if objective else None

@@ -25,7 +25,9 @@ import uvloop
 
 from qkit.evaluate.bench_requests import request_body, to_record
 from qkit.evaluate.load import Breaker, ClientWatch, closed_loop, open_session
-from qkit.evaluate.prompts import CellPrompts, Vocabulary, load_vocabulary, plan_prompts
+from qkit.evaluate.prompts import plan_prompts
+from qkit.evaluate.workloads.units import CellPrompts
+from qkit.evaluate.workloads.vocabulary import Vocabulary, load_vocabulary
 from qkit.suites import BenchSuite
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -66,7 +68,7 @@ class Ours:
             replies = await closed_loop(
                 session,
                 url,
-                bodies,
+                [(body,) for body in bodies],
                 concurrency=streams,
                 timeout_s=600,
                 breaker=Breaker(limit=streams),
@@ -78,10 +80,10 @@ class Ours:
                 index=index,
                 origin_s=0.0,
                 suite=self._suite,
-                prompt=prompt,
+                turn=turn,
                 vocabulary=self._vocabulary,
             )
-            for index, (raw, prompt) in enumerate(zip(replies, self._cell.measured, strict=True))
+            for index, (raw, turn) in enumerate(zip(replies, self._cell.turns, strict=True))
         ]
         self.parse_s = time.process_time() - before
         if any(record.status != "ok" for record in records):
@@ -125,8 +127,8 @@ def main() -> None:
         output_tokens=args.tokens,
     )
     vocabulary = load_vocabulary(args.tokenizer)
-    (cell,) = plan_prompts(suite, vocabulary)
-    bodies = [request_body(suite, "fake-model", prompt) for prompt in cell.measured]
+    (cell,) = plan_prompts(suite, vocabulary).cells
+    bodies = [request_body(suite, "fake-model", turn) for turn in cell.turns]
     ours = Ours(suite, cell, vocabulary)
 
     command = [sys.executable, str(FAKE), "--token-gap-s", str(args.gap_ms / 1000)]

@@ -12,6 +12,7 @@ from qkit.evaluate.report.sheet import VARIANT, Cell, Column, RowField, Sheet, r
 from qkit.evaluate.report.sheets_accuracy import accuracy_sheet, score_fields, tasks
 from qkit.evaluate.report.sheets_bench import bench_sheet
 from qkit.evaluate.report.sheets_fidelity import fidelity_sheets
+from qkit.evaluate.report.sheets_levels import level_sheet, only_row
 from qkit.evaluate.report.sheets_load import load_sheets
 
 _WEIGHT_SOURCES = {
@@ -29,9 +30,16 @@ def sheets(matrix: Matrix, *, detailed: bool = False) -> tuple[Sheet, ...]:
     """
     found = [overview(matrix), *(accuracy_sheet(matrix, task) for task in tasks(matrix))]
     found += fidelity_sheets(matrix)
-    found += [bench_sheet(matrix, name, detailed=detailed) for name in matrix.benches]
+    found += [_bench_sheet(matrix, name, detailed=detailed) for name in matrix.benches]
     found += load_sheets(matrix)
     return tuple(found)
+
+
+def _bench_sheet(matrix: Matrix, name: str, *, detailed: bool) -> Sheet:
+    alone = only_row(matrix, name)
+    if alone and not detailed:
+        return level_sheet(matrix, name, alone)
+    return bench_sheet(matrix, name, detailed=detailed)
 
 
 # ------------------------------------------------------------------------------------- overview

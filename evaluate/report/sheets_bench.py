@@ -11,6 +11,14 @@ from qkit.evaluate.report.sheet import CONCURRENCY, RATE, VARIANT, Cell, Column,
 #: A column and how a row at one level fills it.
 LevelField = tuple[Column, Callable[[Row, BenchRow], Cell]]
 
+#: What the prefix cache answered for, where it is meant to.
+HITS: LevelField = (
+    Column("Cache hits, %", "Share of the prompts' tokens that the prefix cache held."),
+    lambda _, c: Cell(
+        text.decimal(None if c.prefix_hit_share is None else 100 * c.prefix_hit_share, 1)
+    ),
+)
+
 
 def bench_sheet(matrix: Matrix, name: str, *, detailed: bool = False) -> Sheet:
     """One line a variant and level, the variants of a level together.
@@ -40,7 +48,7 @@ def bench_sheet(matrix: Matrix, name: str, *, detailed: bool = False) -> Sheet:
     title = "Latency and throughput"
     if name != matrix.headline_bench:
         title += f": {name}"
-    return Sheet(title, _bench_caption(workload), columns, tuple(lines))
+    return Sheet(title, bench_caption(workload), columns, tuple(lines))
 
 
 def _bench_fields(
@@ -104,6 +112,8 @@ def _bench_fields(
     if any(cell.failed for cell in cells):
         failed = Column("Failed", "Requests that failed; they are in no other figure.", key=True)
         fields.insert(3, (failed, lambda _, c: Cell(text.integer(c.failed))))
+    if workload.hits_expected:
+        fields.append(HITS)
     if not workload.ignore_eos:
         length = Column("Tokens out", "Mean output tokens a request; answers end by themselves.")
         fields.append((length, lambda _, c: Cell(text.decimal(c.output_tokens_mean, 1))))
@@ -145,17 +155,30 @@ def _detail_fields() -> list[LevelField]:
             Column("Requests/s", "Successful requests over the whole measured time."),
             lambda _, c: Cell(text.figure(c.req_per_s)),
         ),
+        (
+            Column(
+                "tok/s",
+                "Tokens per second over those of the same variant at concurrency 1.",
+                "x of concurrency 1",
+            ),
+            lambda _, c: Cell(text.ratio(c.tok_per_s_scaling)),
+        ),
+        (
+            Column("TPOT", "Median TPOT likewise; 1 is no slower.", "x of concurrency 1"),
+            lambda _, c: Cell(text.ratio(c.tpot_scaling)),
+        ),
     ]
 
 
-def _bench_caption(load: Workload) -> str:
+def bench_caption(load: Workload) -> str:
+    """Return what is sent and how, in one line."""
     sampling = ", ".join(f"{name} {value:g}" for name, value in load.sampling.items())
     ending = "exactly" if load.ignore_eos else "at most"
     arrivals = {"poisson": "Poisson arrivals", "constant": "arrivals at equal gaps"}
     parts = [
         *([arrivals[load.arrival]] if load.arrival else []),
         f"{load.endpoint} endpoint, streaming",
-        f"{load.input_tokens} tokens in, {ending} {load.output_tokens} out",
+        load.description or f"{load.input_tokens} tokens in, {ending} {load.output_tokens} out",
         *([sampling] if sampling else []),
     ]
     return "; ".join(parts)

@@ -148,6 +148,7 @@ def measure_key(
     harness: str,
     data: str | None,
     text: str | None = None,
+    prompt_file: str | None = None,
 ) -> str:
     """Return the key of a measurement: equal keys need no new run.
 
@@ -161,6 +162,7 @@ def measure_key(
         harness: Version of lm-eval.
         data: Folder of local data sets.
         text: Hash of the text of a fidelity suite.
+        prompt_file: Hash of the file that a benchmark's prompts come from.
     """
     return hash_value(
         {
@@ -174,5 +176,6 @@ def measure_key(
             "hardware": hardware.model_dump(mode="json"),
             "harness": harness,
             "data": data,
+            "prompt_file": prompt_file,
         }
     )

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 import yaml
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
 from qkit.errors import InputError, nearest
 from qkit.suites import (
@@ -22,8 +22,11 @@ from qkit.suites import (
     BenchSuite,
     FidelitySuite,
     Name,
+    Sampling,
     Strict,
+    builtin_bench,
 )
+from qkit.workloads import KINDS
 
 Method = Literal["awq", "gptq", "fp8", "smoothquant", "rtn"]
 METHODS: tuple[Method, ...] = get_args(Method)
@@ -169,7 +172,8 @@ class Recipe(Strict):
     def _benches(cls, value: object) -> object:
         if value is None:
             return ()
-        return (value,) if isinstance(value, (dict, BenchSuite)) else value
+        listed = value if isinstance(value, (list, tuple)) else (value,)
+        return tuple(builtin_bench(item) if isinstance(item, str) else item for item in listed)
 
     @model_validator(mode="after")
     def _unique(self) -> Recipe:
@@ -310,15 +314,17 @@ def _explain(item: Any, data: dict[str, Any]) -> str:
 
 def _known_keys(location: tuple[Any, ...]) -> list[str]:
     """Return the keys the model at `location` has."""
-    parts: dict[str, type[Strict]] = {
+    parts: dict[str, type[BaseModel]] = {
         "calibration": Calibration,
         "variants": Variant,
         "serve": Serve,
         "accuracy": AccuracySuite,
         "fidelity": FidelitySuite,
         "bench": BenchSuite,
+        "sampling": Sampling,
+        **KINDS,
     }
-    model: type[Strict] = Recipe
+    model: type[BaseModel] = Recipe
     for part in location:
         if isinstance(part, str) and part in parts:
             model = parts[part]

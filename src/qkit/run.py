@@ -17,7 +17,7 @@ from qkit import environments
 from qkit.checkpoint import resolve_model
 from qkit.errors import InputError, QkitError
 from qkit.hardware import Accelerator, describe, detect_accelerator
-from qkit.hashing import hash_checkpoint, hash_files
+from qkit.hashing import hash_checkpoint, hash_file, hash_files
 from qkit.locks import accelerator_lock_path, lock
 from qkit.measurements import BenchResult, FailureRecord, Hardware, Measurement, Subject
 from qkit.measuring import AnswersFile, Kept, headline, lost_levels, measure_cell
@@ -41,7 +41,8 @@ from qkit.server import (
 from qkit.smoke import smoke_check
 from qkit.store import RunStore, now, read_variant
 from qkit.subjects import subject_of
-from qkit.suites import AccuracySuite, FidelitySuite
+from qkit.suites import AccuracySuite, BenchSuite, FidelitySuite
+from qkit.workloads import FromFile
 
 QUANTIZE_STEP = "quantize"
 SERVE_STEP = "serve"
@@ -442,6 +443,7 @@ class Job:
             text=(
                 self._text_hash(cell.settings) if isinstance(cell.settings, FidelitySuite) else None
             ),
+            prompt_file=_hash_of_prompts(cell),
         )
 
     def _answers_file(self, cell: Cell, subject: Subject, spec: ServerSpec) -> AnswersFile:
@@ -472,6 +474,15 @@ class Job:
 def _unfinished(measurement: Measurement) -> Measurement:
     """Return a measurement that is kept and shown, but not taken for done."""
     return measurement.model_copy(update={"key": _PART_OF + measurement.key})
+
+
+def _hash_of_prompts(cell: Cell) -> str | None:
+    """Return the hash of the file a benchmark takes its prompts from; None without one."""
+    workload = cell.settings.workload if isinstance(cell.settings, BenchSuite) else None
+    if not isinstance(workload, FromFile):
+        return None
+    path = Path(workload.path).expanduser()
+    return hash_file(path) if path.is_file() else None
 
 
 def _root_cause(error: QkitError, server: RunningServer) -> QkitError:

@@ -16,7 +16,14 @@ from qkit.recipe import BASELINE, Recipe
 from qkit.server import RunningServer, attach, model_root
 from qkit.store import RunStore
 from qkit.subjects import attached_subject, label_of, subject_of
-from qkit.suites import BENCH_SUITE, FIDELITY_SUITE, AccuracySuite, BenchSuite, FidelitySuite
+from qkit.suites import (
+    BENCH_SUITE,
+    BUILTIN_BENCHES,
+    FIDELITY_SUITE,
+    AccuracySuite,
+    BenchSuite,
+    FidelitySuite,
+)
 
 
 @dataclass(frozen=True)
@@ -43,8 +50,8 @@ def choose_suites(
 
     Args:
         recipe: Where a suite's settings are taken from; a suite it lacks gets the defaults.
-        names: `bench`, other benchmarks of the recipe, `fidelity`, lm-eval tasks and groups,
-            separated by commas; None keeps the recipe's.
+        names: `bench`, other benchmarks of the recipe, built-in benchmarks, `fidelity`, lm-eval
+            tasks and groups, separated by commas; None keeps the recipe's.
         concurrency: Levels of the benchmarks, separated by commas.
         rates: Request rates of the benchmarks, instead of `concurrency`.
         slo: Objective of the benchmarks, as `ttft_p95<200ms,tpot_p95<30ms`.
@@ -56,11 +63,12 @@ def choose_suites(
         InputError: A name or value cannot be used.
     """
     accuracy = {suite.task: suite for suite in recipe.accuracy}
-    benches = {suite.name: suite for suite in recipe.bench}
+    own = {suite.name: suite for suite in recipe.bench}
+    benches = {BENCH_SUITE: BenchSuite(), **BUILTIN_BENCHES, **own}
     wanted = (
         [name.strip() for name in names.split(",") if name.strip()]
         if names is not None
-        else [*accuracy, *([FIDELITY_SUITE] if recipe.fidelity else []), *benches]
+        else [*accuracy, *([FIDELITY_SUITE] if recipe.fidelity else []), *own]
     )
     if not wanted:
         raise InputError("no suite to measure", fix="give --suite mmlu,bench")
@@ -73,16 +81,12 @@ def choose_suites(
                 {**(accuracy[name].model_dump() if name in accuracy else {"task": name}), **values}
             )
             for name in dict.fromkeys(wanted)
-            if name not in (BENCH_SUITE, FIDELITY_SUITE) and name not in benches
+            if name != FIDELITY_SUITE and name not in benches
         )
         fidelity = (recipe.fidelity or FidelitySuite()) if FIDELITY_SUITE in wanted else None
         if fidelity and text is not None:
             fidelity = fidelity.model_copy(update={"text": text})
-        chosen = tuple(
-            benches.get(name) or BenchSuite()
-            for name in dict.fromkeys(wanted)
-            if name == BENCH_SUITE or name in benches
-        )
+        chosen = tuple(benches[name] for name in dict.fromkeys(wanted) if name in benches)
         if load:
             chosen = tuple(
                 BenchSuite.model_validate({**suite.model_dump(), **load}) for suite in chosen

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     "--suite",
     "suites",
     metavar="NAMES",
-    help="`bench`, `fidelity`, and lm-eval tasks or groups, separated by commas: "
+    help="`bench` or another benchmark of the recipe, a built-in one (short-chat, shared-prefix, "
+    "multi-turn), `fidelity`, and lm-eval tasks or groups, separated by commas: "
     "mmlu,fidelity,bench. Default: all of the recipe's.",
 )
 @options.recipe
@@ -88,6 +89,7 @@ def evaluate(
     qkit eval --suite mmlu,bench --recipe qwen2.5-7b-a800
     qkit eval --suite mmlu_dev,bench ./my-awq ./my-gptq --baseline ./Qwen2.5-7B-Instruct
     qkit eval --suite bench --url http://127.0.0.1:8000 --tokenizer ./my-awq
+    qkit eval --suite short-chat ./my-awq
     """  # noqa: D301  (\b keeps click from rewrapping)
     from qkit.cli.printing import show_matrix
     from qkit.cli.progress import TerminalReporter, exit_code

@@ -168,6 +168,11 @@ class BenchResult(Stored):
     """A sweep over levels of load."""
 
     endpoint: str
+    #: The workload in one line.
+    workload: str | None = None
+    #: Whether the prefix cache was meant to answer for a part of the prompts.
+    hits_expected: bool = False
+    #: Of the workload `random`.
     input_tokens: int
     output_tokens: int
     ignore_eos: bool
