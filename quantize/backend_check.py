@@ -128,7 +128,12 @@ class Reference:
 
 
 def source_reference(
-    source: Path, *, device: str, trust_remote_code: bool, tokenize: Tokenize | None = None
+    source: Path,
+    *,
+    device: str,
+    trust_remote_code: bool,
+    tokenize: Tokenize | None = None,
+    load: Loader | None = None,
 ) -> Reference:
     """Compute what variants are compared with, before the work of making one begins.
 
@@ -136,7 +141,9 @@ def source_reference(
         source: Source checkpoint folder.
         device: "cpu" or "cuda".
         trust_remote_code: Whether the checkpoint's own Python code may run.
-        tokenize: For a backend whose transformers cannot read the tokenizer; by default it does.
+        tokenize: For a backend whose transformers cannot read the tokenizer, or that has it loaded
+            already; by default transformers loads it.
+        load: For a backend that has the model loaded already; by default transformers loads it.
 
     Raises:
         MeasurementError: The source itself is broken.
@@ -150,7 +157,7 @@ def source_reference(
     else:
         ids = tokenize(CHECK_TEXT)
     ids = ids[:MAX_TOKENS]
-    logits = next_token_logits(source, ids, device, trust_remote_code)
+    logits = next_token_logits(source, ids, device, trust_remote_code, load)
     if not torch.isfinite(logits).all():
         raise MeasurementError(
             "the source checkpoint is broken: its logits are not finite",

@@ -51,6 +51,7 @@ def run(request: QuantizeRequest, progress: ProgressCallback) -> QuantizeResult:
         MeasurementError: Nothing was quantized, or the saved checkpoint is broken.
     """
     choose_device(request.device)
+    import llmcompressor  # noqa: F401  (takes seconds; not to be counted as the first stage's)
     from transformers import AutoModelForCausalLM, AutoTokenizer, set_seed
 
     from qkit.quantize.backend_check import check_saved, source_reference
@@ -60,10 +61,21 @@ def run(request: QuantizeRequest, progress: ProgressCallback) -> QuantizeResult:
     trust = request.trust_remote_code
 
     progress("load", 0, 1)
-    reference = source_reference(source, device=request.device, trust_remote_code=trust)
     model = AutoModelForCausalLM.from_pretrained(source, dtype="auto", trust_remote_code=trust)
     tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=trust)
     progress("load", 1, 1)
+
+    progress("reference", 0, 1)
+    reference = source_reference(
+        source,
+        device=request.device,
+        trust_remote_code=trust,
+        tokenize=lambda text: list(tokenizer(text)["input_ids"]),
+        # llm-compressor takes the model from the CPU, layer by layer; a GPU answers sooner from a
+        # copy of its own.
+        load=_returning(model) if request.device == "cpu" else None,
+    )
+    progress("reference", 1, 1)
 
     with (
         _collected_messages() as messages,
@@ -90,6 +102,10 @@ def run(request: QuantizeRequest, progress: ProgressCallback) -> QuantizeResult:
         skipped=tuple(messages.skipped),
         notes=(*retries.notes(), *messages.warnings, *_cpu_awq_note(request)),
     )
+
+
+def _returning(model: Any) -> Callable[[Path], Any]:
+    return lambda _path: model
 
 
 def _oneshot(model: Any, tokenizer: Any, request: QuantizeRequest) -> None:

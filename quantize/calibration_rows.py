@@ -10,11 +10,13 @@ import io
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from qkit.errors import HubUnreachableError, InputError, nearest
+from qkit.quantize.hub import hub_switched_off, why_unreachable
 
 #: Files of a downloaded data set that hold no rows.
 DESCRIPTIONS = frozenset(
@@ -312,11 +314,14 @@ class _HubRows(Sequence[Row]):
 def _load_hub(name: str, split: str) -> Any:
     import datasets  # noqa: PLC0415
 
+    reason = why_unreachable()
     try:
-        return datasets.load_dataset(name, split=split)
+        # A copy of an earlier download is used as it is where the hub is out of reach.
+        with hub_switched_off() if reason else nullcontext():
+            return datasets.load_dataset(name, split=split)
     except ValueError as error:
         if "split" not in str(error).lower():
-            raise _unreachable(name, error) from error
+            raise _unreachable(name, error, reason) from error
         splits = re.findall(r"'([\w.-]+)'", str(error).partition("among")[2]) or re.findall(
             r"'([\w.-]+)'", str(error)
         )
@@ -329,14 +334,14 @@ def _load_hub(name: str, split: str) -> Any:
     # datasets and the hub client raise many kinds of errors for "no network", offline mode, a
     # proxy's refusal and a private or missing repository; for the person they are one thing.
     except Exception as error:
-        raise _unreachable(name, error) from error
+        raise _unreachable(name, error, reason) from error
 
 
-def _unreachable(name: str, error: Exception) -> HubUnreachableError:
+def _unreachable(name: str, error: Exception, reason: str | None) -> HubUnreachableError:
     return HubUnreachableError(
         f"the calibration data set {name!r} cannot be had from the Hugging Face hub",
         where=name,
-        detail=f"{type(error).__name__}: {error}",
+        detail=reason or f"{type(error).__name__}: {error}",
         fix="give a local file or folder with --calibration; on a machine that reaches the hub,"
         f" `hf download --repo-type dataset {name} --local-dir DIR` makes such a folder",
     )

@@ -248,12 +248,14 @@ class Job:
         label = variant.label
         calibration = self.recipe.calibration_of(variant)
         key = self._quantize_key(variant, calibration)
+        from qkit.quantize.job import quantize_variant, remove_stale  # noqa: PLC0415  (numpy)
+
+        # Also where nothing is to be made: a killed run may have left gigabytes beside it.
+        remove_stale(self.model_dir(label))
         if not self.force and self._is_made(label, key):
             self.outcome.skipped += 1
             self.reporter.skipped(label, QUANTIZE_STEP)
             return
-        from qkit.quantize.job import quantize_variant  # noqa: PLC0415  (imports tokenizers)
-
         self.reporter.started(label, QUANTIZE_STEP)
         try:
             record = quantize_variant(

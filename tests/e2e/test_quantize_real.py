@@ -124,7 +124,7 @@ def test_each_method_as_it_is_by_default(
     assert 0 < record.mean_kl < 1
     # Fewer key heads than query heads: AWQ cannot scale v_proj for o_proj, and says so.
     assert len(record.skipped_mappings) == (TIED.layers if method == "awq" else 0)
-    assert list(dict.fromkeys(stages)) == ["load", "quantize", "save", "check"]
+    assert list(dict.fromkeys(stages)) == ["load", "reference", "quantize", "save", "check"]
 
     config = read_json(out / "config.json")
     assert {k: v for k, v in config.items() if k != "quantization_config"} == read_json(

@@ -256,6 +256,39 @@ def write_variant(source: Path, folder: Path, variant: Any) -> Path:
     return folder
 
 
+def write_record(folder: Path, *, key: str = "key") -> Path:
+    """Give a variant's folder the qkit.json of a finished one."""
+    from qkit.hashing import hash_checkpoint
+    from qkit.measurements import VariantRecord
+
+    record = VariantRecord(
+        key=key,
+        content_hash=hash_checkpoint(folder),
+        source="source",
+        source_hash="hash",
+        method="rtn",
+        scheme="W4A16",
+        backend="llmcompressor",
+        versions={},
+        calibration=None,
+        settings={},
+        ignored_modules=("lm_head",),
+        skipped_mappings=(),
+        load_check="loads",
+        mean_kl=0.1,
+        top1_agreement=0.9,
+        quantized_bytes=1,
+        unquantized_bytes=1,
+        weight_bytes=2,
+        seed=0,
+        duration_s=1.0,
+        peak_memory_bytes=1,
+        created="now",
+    )
+    write_json(folder / "qkit.json", record.model_dump(mode="json"))
+    return folder
+
+
 def quantized_layer(name: str, out: int, inputs: int, scheme: Any) -> dict[str, Array]:
     """Return the tensors compressed-tensors stores for one Linear layer."""
     random = np.random.default_rng(0)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
-from fakes.checkpoints import TinyQwen2
+from fakes.checkpoints import TinyQwen2, write_record, write_variant
 from fakes.vllm_process import executable
 
 from qkit.assemble import load_matrix
@@ -114,6 +117,29 @@ def test_a_variant_that_cannot_be_made_is_a_row_and_the_others_go_on(place):
     assert "the worker exited with code 1" in matrix.rows[1].reason
     assert matrix.rows[1].weight_bytes is None
     assert not (place / "artifacts/r/variants/awq/model").exists()
+
+
+def test_what_killed_runs_left_is_cleared_also_where_nothing_is_to_be_made(place):
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    run(place, recipe_of(place))
+    root = place / "artifacts" / "r"
+    store = RunStore(root)
+    variant, recipe = Variant(method="rtn"), recipe_of(place)
+    job = Job(recipe, store)
+    made = write_variant(place / "model", store.model_dir("rtn"), variant)
+    key = job._quantize_key(variant, recipe.calibration)
+    write_record(made, key=key)
+    partial = made.with_name(f".model.partial-{ended.pid}")
+    partial.mkdir()
+    (partial / "model.safetensors").write_bytes(b"half")
+    (root / f".run.json.{ended.pid}.tmp").touch()
+    at_work = root / f".matrix.md.{os.getppid()}.tmp"
+    at_work.touch()
+    outcome = job.quantize([variant])
+    assert (outcome.done, outcome.skipped) == (0, 1)
+    assert [path.name for path in made.parent.iterdir()] == ["model"]
+    assert [path.name for path in root.glob(".*.tmp")] == [at_work.name]
 
 
 def test_a_server_that_does_not_start_is_a_row_with_its_own_reason(place, monkeypatch):
