@@ -91,13 +91,29 @@ def require_data(task: str, needed: Mapping[HubDataset, set[str]], data: Path | 
             or does not answer; all of them are named.
     """
     missing: dict[HubDataset, str] = {}
+    looked_into: set[str] = set()
     for dataset in sorted(needed, key=str):
         if (folder := local_copy(dataset.path, data)) is not None:
-            _require_whole(task, dataset, needed[dataset], folder)
+            # Of 57 configurations of one data set, the first stands for the others' splits.
+            if dataset.path not in looked_into or dataset.config not in _configurations(folder):
+                _require_whole(task, dataset, needed[dataset], folder)
+            looked_into.add(dataset.path)
         elif not _is_cached(dataset) and (reason := _why_not_on_hub(dataset.path)) is not None:
             missing[dataset] = reason
     if missing:
         raise _missing(task, missing, data)
+
+
+@functools.cache
+def _configurations(folder: Path) -> frozenset[str | None]:
+    """Return the configurations of a local copy that `datasets` can read."""
+    import datasets  # noqa: PLC0415  # takes seconds
+
+    try:
+        with no_hub():
+            return frozenset(datasets.get_dataset_config_names(str(folder)))
+    except Exception:  # looked into one by one, each problem is named
+        return frozenset()
 
 
 def _require_whole(task: str, dataset: HubDataset, splits: set[str], folder: Path) -> None:
