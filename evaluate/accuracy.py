@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import importlib.metadata
-import json
 import math
-import re
 import time
-from collections.abc import Mapping, Sequence
-from hashlib import sha256
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,29 +14,20 @@ import lm_eval
 from qkit.errors import InputError, MeasurementError
 from qkit.evaluate.adaptive import START
 from qkit.evaluate.drawing import Documents, draw_documents
+from qkit.evaluate.harness_results import Results, headline_metric, samples_of, task_scores
 from qkit.evaluate.lm import OnProgress, ServedLM, load_tokenizer
 from qkit.evaluate.quiet import BOOTSTRAP_ITERATIONS, quiet_lm_eval
 from qkit.evaluate.scored_answers import ScoredAnswers
 from qkit.evaluate.task_catalog import LoadedTask, load_task, num_fewshot
 from qkit.hashing import hash_tokenizer, hash_value
-from qkit.measurements import AccuracyResult, Sample, TaskScore
+from qkit.measurements import AccuracyResult
 from qkit.suites import AccuracySuite
 
-#: Metric that is the headline, the first of these a task has; else the task's first. Where a task
-#: has both, the length-normalized accuracy is the one the field quotes.
-HEADLINE_METRICS = ("acc_norm", "acc", "exact_match", "prompt_level_strict_acc", "word_perplexity")
 #: lm-eval's own seeds; `seed` is added to them, so that 0 gives lm-eval's few-shot examples.
 LM_EVAL_SEED = 1234
 
 #: Truncated documents that a mark names.
 CUT_SHOWN = 5
-
-#: Keys of a task's configuration that say where its data lies; documents have hashes of their own.
-_PLACES = ("dataset_path", "dataset_kwargs")
-#: Folders, and addresses of objects, in how lm-eval writes a task's functions down.
-_PATH = re.compile(r"(?:/[^/\s\"'<>]+)+/|0x[0-9a-f]+")
-
-Results = Mapping[str, Any]
 
 
 def run_accuracy(
@@ -102,7 +90,7 @@ def run_accuracy(
     shots = num_fewshot(suite)
     results = _evaluate(suite, lm, task, documents, shots)
     headline = headline_metric(results, suite.task)
-    scores = tuple(task_scores(results, headline, suite.task))
+    scores = tuple(task_scores(results, headline, suite.task, task.leaves))
     first = scores[0]
     if not math.isfinite(first.value):
         raise MeasurementError(f"the score of {suite.task!r} is not finite ({first.value})")
@@ -204,123 +192,3 @@ def _evaluate(
     if results is None:
         raise MeasurementError(f"lm-eval returned no result for {suite.task!r}")
     return results
-
-
-# ----------------------------------------------------------------------- reading lm-eval's results
-
-
-def headline_metric(results: Results, task: str) -> tuple[str, str]:
-    """Return the metric and filter a task is known by, for example ("acc", "none").
-
-    Raises:
-        MeasurementError: lm-eval computed no metric for the task.
-    """
-    keys = [key.partition(",") for key in results["results"].get(task, {}) if "," in key]
-    found = [(name, chosen) for name, _, chosen in keys if not name.endswith("_stderr")]
-    for preferred in HEADLINE_METRICS:
-        for name, chosen in found:
-            if name == preferred:
-                return name, chosen
-    if not found:
-        raise MeasurementError(f"lm-eval computed no score for {task!r}")
-    return found[0]
-
-
-def task_scores(results: Results, metric: tuple[str, str], suite: str) -> list[TaskScore]:
-    """Return the headline metric of the suite itself, then of its groups, then of its tasks."""
-    groups = results.get("groups", {})
-    order = sorted(results["results"], key=lambda name: (name != suite, name not in groups, name))
-    # lm-eval leaves out groups of groups; where all tasks agree, theirs is the groups' too.
-    counts = set(results["n-shot"].values())
-    common = counts.pop() if len(counts) == 1 else None
-    configs = results.get("configs", {})
-    scores = []
-    for name in order:
-        row = results["results"][name]
-        value = row.get(",".join(metric))
-        if value is None:
-            continue  # a group that has no score of its own
-        stderr = row.get(f"{metric[0]}_stderr,{metric[1]}")
-        version = results["versions"].get(name)
-        shots = results["n-shot"].get(name, common)
-        scores.append(
-            TaskScore(
-                task=name,
-                alias=str(row.get("alias", name)).strip(" -"),
-                metric=metric[0],
-                value=float(value),
-                stderr=float(stderr) if isinstance(stderr, (int, float)) else None,
-                n=int(row["sample_len"]),
-                filter=metric[1],
-                is_group=name in groups,
-                version=None if version is None else str(version),
-                num_fewshot=shots if isinstance(shots, int) else None,
-                config_hash=config_hash(configs[name]) if name in configs else None,
-            )
-        )
-    return scores
-
-
-def config_hash(config: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of a task's configuration, wherever its files and data lie."""
-    kept = {key: value for key, value in config.items() if key not in _PLACES}
-    kept["metadata"] = {
-        key: value for key, value in dict(config.get("metadata") or {}).items() if key == "version"
-    }
-    return sha256(_PATH.sub("", json.dumps(kept, sort_keys=True, default=str)).encode()).hexdigest()
-
-
-def samples_of(
-    results: Results,
-    metric: tuple[str, str],
-    tasks: Mapping[str, Any],
-    cut: Mapping[tuple[str, int], int] | None = None,
-) -> list[Sample]:
-    """Return every scored document with its value and the options' log-likelihoods or the text.
-
-    Args:
-        results: What lm-eval returned.
-        metric: Metric and filter of the values.
-        tasks: lm-eval's tasks by name.
-        cut: Tokens that documents' prompts lost, by task and number.
-    """
-    samples = []
-    for name, logged in results["samples"].items():
-        aggregate = tasks[name].aggregation().get(metric[0])
-        generates = tasks[name].OUTPUT_TYPE == "generate_until"
-        for entry in logged:
-            if entry["filter"] != metric[1] or metric[0] not in entry:
-                continue
-            samples.append(
-                Sample(
-                    task=name,
-                    doc_hash=entry["doc_hash"],
-                    value=_value(entry[metric[0]], aggregate),
-                    loglikelihoods=() if generates else _loglikelihoods(entry["filtered_resps"]),
-                    target=str(entry["target"]),
-                    prompt_hash=entry["prompt_hash"],
-                    filter=metric[1] if generates else None,
-                    generated=_text(entry["resps"]) if generates else None,
-                    filtered=_text(entry["filtered_resps"]) if generates else None,
-                    truncated_tokens=(cut or {}).get((name, entry["doc_id"]), 0),
-                )
-            )
-    return samples
-
-
-def _text(responses: Any) -> str:
-    """Return a document's first generated text; lm-eval nests it by request and repeat."""
-    while isinstance(responses, (list, tuple)):
-        responses = responses[0] if responses else ""
-    return str(responses)
-
-
-def _value(raw: Any, aggregate: Any) -> float:
-    """Return a document's own value; perplexities are kept by lm-eval as (sum, weight)."""
-    return float(raw) if isinstance(raw, (bool, int, float)) else float(aggregate([raw]))
-
-
-def _loglikelihoods(responses: Sequence[Any]) -> tuple[float, ...]:
-    """Return the log-likelihood of each option; empty for generated text."""
-    values = [r[0] if isinstance(r, (tuple, list)) and r else r for r in responses]
-    return tuple(float(v) for v in values if isinstance(v, (int, float)))

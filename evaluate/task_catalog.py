@@ -30,6 +30,7 @@ from qkit.evaluate.task_data import (
     is_at_hand,
     local_copy,
     no_hub,
+    parquet_copy,
     require_data,
     why_not_loaded,
 )
@@ -131,6 +132,12 @@ class LocalDataFactory(TaskFactory):  # type: ignore[misc]
         local = local_copy(path, self._data) if isinstance(path, str) else None
         if local is not None:
             config["dataset_path"] = str(local.resolve())
+            if (files := parquet_copy(local, config.get("dataset_name"))) is not None:
+                config |= {
+                    "dataset_path": "parquet",
+                    "dataset_name": None,
+                    "dataset_kwargs": {"data_files": files},
+                }
         return config
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ FILE_BUILDERS = frozenset({"json", "csv", "parquet", "text", "arrow", "imagefold
 #: Where the hub keeps its own Parquet copy of every data set, also of those made by a script.
 PARQUET_REVISION = "refs/convert/parquet"
 _SCRIPT = re.compile(r"scripts? (?:is|are) no longer supported", re.IGNORECASE)
+_NO_DATA = re.compile(r"corresponds to no data")
 #: Missing data sets that are listed one by one.
 SHOWN = 8
 
@@ -56,6 +57,21 @@ def local_copy(path: str, data: Path | None) -> Path | None:
     return folder if folder is not None and folder.is_dir() and any(folder.iterdir()) else None
 
 
+def parquet_copy(folder: Path, config: str | None) -> dict[str, str] | None:
+    """Return the files by split of a local copy in the layout of the hub's own Parquet copies.
+
+    CONFIG/SPLIT/0000.parquet, without a README that lists configurations, so that `datasets` does
+    not find them by itself. None where the folder has another layout.
+    """
+    if (folder / "README.md").exists():
+        return None
+    splits = sorted(path for path in (folder / (config or "default")).glob("*") if path.is_dir())
+    found = {
+        split.name: str(split / "*.parquet") for split in splits if any(split.glob("*.parquet"))
+    }
+    return found or None
+
+
 def is_at_hand(dataset: HubDataset, data: Path | None) -> bool:
     """Whether a data set is there without asking the hub."""
     return local_copy(dataset.path, data) is not None or _is_cached(dataset)
@@ -75,25 +91,43 @@ def require_data(task: str, needed: Mapping[HubDataset, set[str]], data: Path | 
             or does not answer; all of them are named.
     """
     missing: dict[HubDataset, str] = {}
+    looked_into: set[str] = set()
     for dataset in sorted(needed, key=str):
         if (folder := local_copy(dataset.path, data)) is not None:
-            _require_whole(task, dataset, needed[dataset], folder)
+            # Of 57 configurations of one data set, the first stands for the others' splits.
+            if dataset.path not in looked_into or dataset.config not in _configurations(folder):
+                _require_whole(task, dataset, needed[dataset], folder)
+            looked_into.add(dataset.path)
         elif not _is_cached(dataset) and (reason := _why_not_on_hub(dataset.path)) is not None:
             missing[dataset] = reason
     if missing:
         raise _missing(task, missing, data)
 
 
-def _require_whole(task: str, dataset: HubDataset, splits: set[str], folder: Path) -> None:
-    """Refuse a local copy that `datasets` cannot read this configuration and these splits from."""
+@functools.cache
+def _configurations(folder: Path) -> frozenset[str | None]:
+    """Return the configurations of a local copy that `datasets` can read."""
     import datasets  # noqa: PLC0415  # takes seconds
 
     try:
         with no_hub():
-            builder = datasets.load_dataset_builder(str(folder), dataset.config)
-    except Exception as error:
-        raise _unreadable(task, dataset, folder, error) from error
-    files = builder.config.data_files
+            return frozenset(datasets.get_dataset_config_names(str(folder)))
+    except Exception:  # looked into one by one, each problem is named
+        return frozenset()
+
+
+def _require_whole(task: str, dataset: HubDataset, splits: set[str], folder: Path) -> None:
+    """Refuse a local copy that `datasets` cannot read this configuration and these splits from."""
+    import datasets  # noqa: PLC0415  # takes seconds
+
+    files: Iterable[Any] | None = parquet_copy(folder, dataset.config)
+    if files is None:
+        try:
+            with no_hub():
+                builder = datasets.load_dataset_builder(str(folder), dataset.config)
+        except Exception as error:
+            raise _unreadable(task, dataset, folder, error) from error
+        files = builder.config.data_files
     if files is None:
         return
     lacking = sorted(
@@ -115,10 +149,18 @@ def why_not_loaded(
     """Return what to tell the person about a task that does not load."""
     from datasets.exceptions import DatasetNotFoundError  # noqa: PLC0415  # takes seconds
 
+    if needed and _SCRIPT.search(str(error)):
+        named = (d for d in needed if f"{d.path.rpartition('/')[2]}.py" in str(error))
+        script = next(named, min(needed, key=str))
+        return _unreadable(task, script, (data or Path("DIR")) / script.path, error)
+    if _NO_DATA.search(str(error)):
+        return InputError(
+            f"the task {task!r} has no questions",
+            where=data,
+            detail=str(error),
+            fix="check the data set's files, or leave the task out",
+        )
     missing = [d for d in sorted(needed, key=str) if local_copy(d.path, data) is None]
-    if missing and _SCRIPT.search(str(error)):
-        folder = (data or Path("DIR")) / missing[0].path
-        return _unreadable(task, missing[0], folder, error)
     if (
         missing
         and not all(map(_is_cached, missing))
@@ -170,11 +212,14 @@ def _why_not_on_hub(path: str) -> str | None:
     if constants.is_offline_mode():
         return "offline mode is on (HF_HUB_OFFLINE)"
     try:
-        HfApi().dataset_info(path, timeout=HUB_TIMEOUT_S)
+        info = HfApi().dataset_info(path, timeout=HUB_TIMEOUT_S)
     except RepositoryNotFoundError:
         return "the hub has no such data set, or not for you"
     except Exception as error:  # whatever it is, the data cannot be had
         return f"{constants.ENDPOINT} is not reachable ({type(error).__name__})"
+    script = f"{path.rpartition('/')[2]}.py"
+    if any(file.rfilename == script for file in info.siblings or ()):
+        return f"dataset scripts are no longer supported, but it is made by {script}"
     return None
 
 
@@ -184,10 +229,13 @@ def _missing(
     """Name every data set that is missing and the command that fetches it."""
     elsewhere = f", it is not in {data}" if data is not None else ""
     folder = data if data is not None else Path("DIR")
-    paths = sorted({dataset.path for dataset in missing})
+    paths = {dataset.path: reason for dataset, reason in missing.items()}
     first, *others = missing
     more = f" and {len(others)} more" if others else ""
-    commands = " and ".join(f"`{_download(path, folder / path)}`" for path in paths[:SHOWN])
+    commands = " and ".join(
+        f"`{_download(path, folder / path, PARQUET_REVISION if _SCRIPT.search(reason) else None)}`"
+        for path, reason in list(paths.items())[:SHOWN]
+    )
     return HubUnreachableError(
         f"the task {task!r} needs the data set {_title(first)}{more}: it is not in the "
         f"local cache{elsewhere}, and the hub cannot give it",
