@@ -20,7 +20,7 @@ _WEIGHT_SOURCES = {
 
 
 def sheets(matrix: Matrix, *, detailed: bool = False) -> tuple[Sheet, ...]:
-    """Return the matrix's sheets: the overview, one for each task, fidelity, and one for each benchmark.
+    """Return the sheets: the overview, one for each task, fidelity, one for each benchmark.
 
     Args:
         matrix: What to show.
