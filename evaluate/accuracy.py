@@ -20,6 +20,7 @@ from qkit.evaluate.drawing import Documents, draw_documents
 from qkit.evaluate.lm import OnProgress, ServedLM, load_tokenizer
 from qkit.evaluate.quiet import BOOTSTRAP_ITERATIONS, quiet_lm_eval
 from qkit.evaluate.scored_answers import ScoredAnswers
+from qkit.evaluate.scores import is_perplexity
 from qkit.evaluate.task_catalog import LoadedTask, load_task, num_fewshot
 from qkit.hashing import hash_tokenizer, hash_value
 from qkit.measurements import AccuracyResult, Sample, TaskScore
@@ -229,6 +230,7 @@ def headline_metric(results: Results, task: str) -> tuple[str, str]:
 def task_scores(results: Results, metric: tuple[str, str], suite: str) -> list[TaskScore]:
     """Return the headline metric of the suite itself, then of its groups, then of its tasks."""
     groups = results.get("groups", {})
+    subtasks = results.get("group_subtasks", {})
     order = sorted(results["results"], key=lambda name: (name != suite, name not in groups, name))
     # lm-eval leaves out groups of groups; where all tasks agree, theirs is the groups' too.
     counts = set(results["n-shot"].values())
@@ -256,6 +258,7 @@ def task_scores(results: Results, metric: tuple[str, str], suite: str) -> list[T
                 version=None if version is None else str(version),
                 num_fewshot=shots if isinstance(shots, int) else None,
                 config_hash=config_hash(configs[name]) if name in configs else None,
+                subtasks=tuple(subtasks.get(name, ())) if name in groups else (),
             )
         )
     return scores
@@ -295,7 +298,8 @@ def samples_of(
                 Sample(
                     task=name,
                     doc_hash=entry["doc_hash"],
-                    value=_value(entry[metric[0]], aggregate),
+                    value=_value(entry[metric[0]], aggregate, metric[0]),
+                    weight=_weight(entry[metric[0]]),
                     loglikelihoods=() if generates else _loglikelihoods(entry["filtered_resps"]),
                     target=str(entry["target"]),
                     prompt_hash=entry["prompt_hash"],
@@ -315,9 +319,19 @@ def _text(responses: Any) -> str:
     return str(responses)
 
 
-def _value(raw: Any, aggregate: Any) -> float:
-    """Return a document's own value; perplexities are kept by lm-eval as (sum, weight)."""
-    return float(raw) if isinstance(raw, (bool, int, float)) else float(aggregate([raw]))
+def _value(raw: Any, aggregate: Any, metric: str) -> float:
+    """Return a document's own value; lm-eval keeps perplexities as log-likelihoods."""
+    is_value = isinstance(raw, (bool, int, float)) and not is_perplexity(metric)
+    return float(raw) if is_value else float(aggregate([raw]))
+
+
+def _weight(raw: Any) -> float:
+    """Return how much a document counts: lm-eval keeps perplexities as (sum, weight)."""
+    return float(raw[1]) if isinstance(raw, (tuple, list)) and _is_number(raw[-1]) else 1.0
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and value > 0
 
 
 def _loglikelihoods(responses: Sequence[Any]) -> tuple[float, ...]:
