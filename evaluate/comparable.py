@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from qkit.measurements import (
     AccuracyResult,
@@ -94,18 +95,34 @@ def bench_differences(baseline: BenchResult, variant: BenchResult) -> tuple[str,
 
 
 def accuracy_differences(baseline: AccuracyResult, variant: AccuracyResult) -> tuple[str, ...]:
-    """Compare how two scores were made: harness, task, few-shot, limit, template, tokenizer."""
+    """Compare how two scores were made: harness, tasks, few-shot, limit, template, tokenizer.
+
+    What one of the two did not record is not compared; see `unknown_fields`.
+    """
     before, after = baseline.headline, variant.headline
     found = [
-        _difference("harness version", baseline.harness, variant.harness),
+        _difference("harness version", _version(baseline.harness), _version(variant.harness)),
         _difference("task", before.task, after.task),
-        _difference("task version", before.version, after.version),
         _difference("metric", before.metric, after.metric),
+        _difference("filter", before.filter, after.filter),
         _difference("few-shot", baseline.num_fewshot, variant.num_fewshot),
         _difference("limit", baseline.limit, variant.limit),
+        _difference("seed", baseline.seed, variant.seed),
         _difference("chat template", baseline.chat_template, variant.chat_template),
-        _hash_difference("tokenizer hash", baseline.tokenizer_hash, variant.tokenizer_hash),
+        _difference("system prompt", baseline.system_prompt, variant.system_prompt),
+        _difference("truncation", baseline.truncate, variant.truncate),
+        *_known_differences(
+            _hash_difference, "tokenizer hash", baseline.tokenizer_hash, variant.tokenizer_hash
+        ),
+        *_known_differences(_difference, "BOS", baseline.add_bos_token, variant.add_bos_token),
+        *_task_differences(baseline, variant),
     ]
+    if baseline.chat_template and variant.chat_template:
+        turns = "few-shot as turns", baseline.fewshot_as_multiturn, variant.fewshot_as_multiturn
+        found.append(_difference(*turns))
+        found += _known_differences(
+            _hash_difference, "template hash", baseline.template_hash, variant.template_hash
+        )
     return tuple(text for text in found if text)
 
 
@@ -122,6 +139,50 @@ def fidelity_differences(baseline: FidelityResult, variant: FidelityResult) -> t
     if not any(found):  # whatever else may differ shows in what was sent
         found = [_hash_difference("tokens sent", baseline.tokens_hash, variant.tokens_hash)]
     return tuple(text for text in found if text)
+
+
+def unknown_fields(baseline: AccuracyResult, variant: AccuracyResult) -> tuple[str, ...]:
+    """Return the fields that ought to agree and that one of two results did not record."""
+    checks = [
+        ("tokenizer hash", baseline.tokenizer_hash, variant.tokenizer_hash),
+        ("BOS", baseline.add_bos_token, variant.add_bos_token),
+        ("task hash", baseline.scores[0].config_hash if baseline.scores else None, True),
+    ]
+    if baseline.chat_template and variant.chat_template:
+        checks.append(("template hash", baseline.template_hash, variant.template_hash))
+    return tuple(name for name, before, after in checks if not _recorded(before, after))
+
+
+def _task_differences(baseline: AccuracyResult, variant: AccuracyResult) -> list[str]:
+    """Compare versions and configurations of the suite and of every task both have."""
+    theirs = {score.task: score for score in (*baseline.scores, baseline.headline)}
+    versions, hashes = [], []
+    for score in {score.task: score for score in (*variant.scores, variant.headline)}.values():
+        other = theirs.get(score.task)
+        if other is None:
+            continue
+        versions += _known_differences(_difference, "version", other.version, score.version)
+        hashes += _known_differences(
+            _hash_difference, f"task hash of {score.task}", other.config_hash, score.config_hash
+        )
+    # Tasks of a group share their version; one text is enough.
+    found = [f"task {text}" for text in dict.fromkeys(filter(None, versions))]
+    return [*found, *[text for text in hashes if text][:1]]
+
+
+def _known_differences(
+    compare: Callable[[str, Any, Any], str], field: str, baseline: object, variant: object
+) -> list[str]:
+    return [compare(field, baseline, variant)] if _recorded(baseline, variant) else []
+
+
+def _recorded(baseline: object, variant: object) -> bool:
+    return all(value is not None and value != "" for value in (baseline, variant))
+
+
+def _version(harness: str) -> str:
+    """Return a harness's version: "lm-eval 0.4.13" and "0.4.13" are the same."""
+    return harness.removeprefix("lm-eval ").removeprefix("lm_eval ")
 
 
 def flag_groups(flags: tuple[str, ...]) -> list[str]:

@@ -13,6 +13,7 @@ import numpy as np
 
 from qkit.errors import MeasurementError
 from qkit.evaluate.quiet import BOOTSTRAP_ITERATIONS
+from qkit.evaluate.scores import is_perplexity
 from qkit.measurements import Sample, TaskScore
 
 #: Metric that is the headline, the first of these a task has; else the task's first. Where a task
@@ -57,6 +58,7 @@ def task_scores(
         tasks: lm-eval's tasks by name, for the standard errors that lm-eval does not compute.
     """
     groups = results.get("groups", {})
+    subtasks = results.get("group_subtasks", {})
     order = sorted(results["results"], key=lambda name: (name != suite, name not in groups, name))
     # lm-eval leaves out groups of groups; where all tasks agree, theirs is the groups' too.
     counts = set(results["n-shot"].values())
@@ -86,6 +88,7 @@ def task_scores(
                 version=None if version is None else str(version),
                 num_fewshot=shots if isinstance(shots, int) else None,
                 config_hash=config_hash(configs[name]) if name in configs else None,
+                subtasks=tuple(subtasks.get(name, ())) if name in groups else (),
             )
         )
     return scores
@@ -156,7 +159,8 @@ def samples_of(
                 Sample(
                     task=name,
                     doc_hash=entry["doc_hash"],
-                    value=_value(entry[metric[0]], aggregate),
+                    value=_value(entry[metric[0]], aggregate, metric[0]),
+                    weight=_weight(entry[metric[0]]),
                     loglikelihoods=() if generates else _loglikelihoods(entry["filtered_resps"]),
                     target=str(entry["target"]),
                     prompt_hash=entry["prompt_hash"],
@@ -176,9 +180,19 @@ def _text(responses: Any) -> str:
     return str(responses)
 
 
-def _value(raw: Any, aggregate: Any) -> float:
-    """Return a document's own value; perplexities are kept by lm-eval as (sum, weight)."""
-    return float(raw) if isinstance(raw, (bool, int, float)) else float(aggregate([raw]))
+def _value(raw: Any, aggregate: Any, metric: str) -> float:
+    """Return a document's own value; lm-eval keeps perplexities as log-likelihoods."""
+    is_value = isinstance(raw, (bool, int, float)) and not is_perplexity(metric)
+    return float(raw) if is_value else float(aggregate([raw]))
+
+
+def _weight(raw: Any) -> float:
+    """Return how much a document counts: lm-eval keeps perplexities as (sum, weight)."""
+    return float(raw[1]) if isinstance(raw, (tuple, list)) and _is_number(raw[-1]) else 1.0
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and value > 0
 
 
 def _loglikelihoods(responses: Sequence[Any]) -> tuple[float, ...]:

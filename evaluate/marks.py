@@ -6,11 +6,13 @@ from collections.abc import Mapping, Sequence
 
 from qkit.evaluate.comparable import differences
 from qkit.evaluate.drift import Drift, measure_drift
-from qkit.evaluate.pairing import Pairing, VariantInput, is_fraction
+from qkit.evaluate.matrix_values import NoiseFloor
+from qkit.evaluate.pairing import Pairing, VariantInput
+from qkit.evaluate.report.text import counted, signed
+from qkit.evaluate.scores import is_fraction, is_perplexity
 from qkit.levels import Level, names
 from qkit.measurements import Measurement
-from qkit.recipe import BENCH_AGAIN
-from qkit.suites import FIDELITY_AGAIN
+from qkit.recipe import BENCH_AGAIN, is_again
 
 #: Steps before any suite: where one failed, no suite was due.
 _EARLY_STEPS = ("quantize", "serve")
@@ -22,6 +24,7 @@ def row_marks(
     pairings: Mapping[str, Pairing],
     *,
     headline_bench: str,
+    noise_floors: Mapping[str, NoiseFloor],
 ) -> tuple[str, ...]:
     """Collect a row's marks: comparisons refused, suites missing, and what was seen measuring.
 
@@ -30,6 +33,7 @@ def row_marks(
         baseline: The row it is compared with.
         pairings: The row's suites, paired with the baseline's.
         headline_bench: Benchmark whose marks need no name.
+        noise_floors: Of the baseline against itself, by task; none for the baseline's own row.
     """
     suites = variant.suites
     marks = [
@@ -40,6 +44,11 @@ def row_marks(
         *(mark for pairing in pairings.values() for mark in _accuracy_marks(pairing)),
         *(mark for pairing in pairings.values() for mark in _bench_marks(pairing, headline_bench)),
         *_fidelity_marks(variant),
+        *(
+            mark
+            for suite, p in pairings.items()
+            for mark in _noise_marks(p, noise_floors.get(suite))
+        ),
         *_repeat_marks(variant),
     ]
     return tuple(dict.fromkeys(one_line(mark) for mark in marks))
@@ -54,7 +63,7 @@ def _missing_marks(variant: VariantInput, baseline: VariantInput | None) -> list
     ):
         return []
     done = variant.suites.keys() | {failure.step for failure in variant.failures}
-    due = [suite for suite in baseline.suites if suite not in (BENCH_AGAIN, FIDELITY_AGAIN)]
+    due = [suite for suite in baseline.suites if not is_again(suite)]
     return [f"not measured: {suite}" for suite in due if suite not in done]
 
 
@@ -63,10 +72,11 @@ def _accuracy_marks(pairing: Pairing) -> list[str]:
     if result is None:
         return []
     marks = [f"{result.suite}: {mark}" for mark in result.marks]
-    if not is_fraction(result):
+    comparison = pairing.accuracy.comparison if pairing.accuracy else None
+    if not is_fraction(result) and not is_perplexity(result.headline.metric):
         metric = result.headline.metric
         marks.append(f"{result.suite}: no difference in points, {metric} is not a fraction")
-    elif pairing.samples and abs(pairing.samples.variant - result.headline.value) > 1e-6:
+    elif comparison and abs(comparison.variant - result.headline.value) > 1e-6:
         marks.append(f"{result.suite}: the difference weighs questions alike, the score does not")
     return marks
 
@@ -126,11 +136,31 @@ def _fidelity_marks(variant: VariantInput) -> list[str]:
 
 
 def _repeat_marks(variant: VariantInput) -> list[str]:
-    repeats = {BENCH_AGAIN: "benchmark", FIDELITY_AGAIN: "fidelity suite"}
     return [
-        f"its second {repeats[failure.step]} failed: {one_line(failure.reason)}"
+        f"its second {_repeated(failure.step)} failed: {one_line(failure.reason)}"
         for failure in variant.failures
-        if failure.step in repeats
+        if is_again(failure.step)
+    ]
+
+
+def _repeated(step: str) -> str:
+    """Name what was measured a second time."""
+    return "benchmark" if step == BENCH_AGAIN else f"measurement of {step.removesuffix('-again')}"
+
+
+def _noise_marks(pairing: Pairing, floor: NoiseFloor | None) -> list[str]:
+    """Say so where a difference is no larger than that of the baseline from itself."""
+    comparison = pairing.accuracy.comparison if pairing.accuracy else None
+    if floor is None or comparison is None:
+        return []
+    if abs(comparison.delta_points) > floor.spread_points:
+        return []
+    flips = floor.flips
+    seen = f"{counted(flips.to_wrong + flips.to_right, 'flip')}, " if flips else ""
+    return [
+        f"{pairing.measurement.suite}: a difference of {signed(comparison.delta_points)} points is "
+        f"within the noise of the baseline against itself ({seen}± {floor.spread_points:.1f} "
+        "points)"
     ]
 
 

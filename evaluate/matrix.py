@@ -7,7 +7,7 @@ comparable: then there is no ratio and no difference, and a mark names the field
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from qkit.evaluate.comparable import server_differences
@@ -20,7 +20,7 @@ from qkit.evaluate.marks import (
     row_marks,
     table_notes,
 )
-from qkit.evaluate.matrix_accuracy import accuracy_row
+from qkit.evaluate.matrix_accuracy import accuracy_row, adjusted_for_several
 from qkit.evaluate.matrix_bench import bench_rows, workload
 from qkit.evaluate.matrix_fidelity import fidelity_row, noise_floor
 from qkit.evaluate.matrix_values import (
@@ -30,16 +30,19 @@ from qkit.evaluate.matrix_values import (
     FailedStep,
     Flips,
     Matrix,
+    NoiseFloor,
     Ratio,
     Row,
     Workload,
 )
 from qkit.evaluate.memory import WeightSource, logged_weight_bytes, weight_source
+from qkit.evaluate.noise import noise_floors
 from qkit.evaluate.pairing import VariantInput, pair
+from qkit.evaluate.reference import reference_notes, reference_rows
 from qkit.evaluate.statistics import MARGIN_POINTS
 from qkit.measurements import Measurement, ServerRecord
-from qkit.recipe import BENCH_AGAIN
-from qkit.suites import BENCH_SUITE, FIDELITY_AGAIN, FIDELITY_SUITE
+from qkit.recipe import PublishedScore, is_again
+from qkit.suites import BENCH_SUITE, FIDELITY_SUITE
 
 __all__ = [
     "SCHEMA_VERSION",
@@ -66,6 +69,7 @@ def build_matrix(
     allow_incomparable: bool = False,
     margin_points: float = MARGIN_POINTS,
     headline_bench: str = BENCH_SUITE,
+    references: Sequence[PublishedScore] = (),
 ) -> Matrix:
     """Build the matrix of a run.
 
@@ -79,14 +83,18 @@ def build_matrix(
             same, and say so in the row's marks.
         margin_points: Loss in points up to which a variant counts as non-inferior.
         headline_bench: Benchmark whose levels are a row's `bench`; the others are further ones.
+        references: Published scores to show beside ours.
     """
     ordered = sorted(variants, key=lambda variant: variant.name != baseline)  # the sort is stable
     base = ordered[0] if ordered and ordered[0].name == baseline else None
     source = weight_source([m.server for m in variant.measurements] for variant in ordered)
-    context = _Context(base, source, allow_incomparable, margin_points, headline_bench)
+    floors = noise_floors(base)
+    context = _Context(base, source, allow_incomparable, margin_points, headline_bench, floors)
     measured = [m for variant in ordered for m in variant.suites.values()]
     drift = baseline_drift(base, headline_bench)
     workloads = _workloads(measured)
+    rows = adjusted_for_several([_row(context, variant) for variant in ordered])
+    published = reference_rows(references, rows)
     return Matrix(
         schema_version=SCHEMA_VERSION,
         run=run,
@@ -101,11 +109,14 @@ def build_matrix(
         further_workloads=workloads,
         fidelity_noise=noise_floor(base),
         drift=drift,
+        noise_floors=floors,
+        references=published,
         notes=(
             *table_notes(baseline, base, drift, headline_bench),
             *calibration_notes(ordered),
+            *reference_notes(published, baseline),
         ),
-        rows=tuple(_row(context, variant) for variant in ordered),
+        rows=rows,
     )
 
 
@@ -121,6 +132,7 @@ class _Context:
     allow_incomparable: bool
     margin_points: float
     headline_bench: str
+    noise_floors: Mapping[str, NoiseFloor]
 
 
 def _row(context: _Context, variant: VariantInput) -> Row:
@@ -129,7 +141,7 @@ def _row(context: _Context, variant: VariantInput) -> Row:
     pairings = {
         suite: pair(measurement, context.baseline, allow_incomparable=context.allow_incomparable)
         for suite, measurement in suites.items()
-        if suite not in (BENCH_AGAIN, FIDELITY_AGAIN)
+        if not is_again(suite)
     }
     failures = _failures(variant)
     if not pairings and not failures:
@@ -158,7 +170,11 @@ def _row(context: _Context, variant: VariantInput) -> Row:
         server_environment=server.environment if server else None,
         accuracy={
             suite: accuracy_row(
-                pairing.measurement.accuracy, pairing.samples, is_baseline, context.margin_points
+                pairing.measurement.accuracy,
+                pairing.accuracy,
+                is_baseline=is_baseline,
+                margin_points=context.margin_points,
+                noise=context.noise_floors.get(suite),
             )
             for suite, pairing in pairings.items()
             if pairing.measurement.accuracy
@@ -171,7 +187,13 @@ def _row(context: _Context, variant: VariantInput) -> Row:
             for name, pairing in pairings.items()
             if pairing.measurement.bench and pairing.measurement.bench.search
         },
-        marks=row_marks(variant, context.baseline, pairings, headline_bench=context.headline_bench),
+        marks=row_marks(
+            variant,
+            context.baseline,
+            pairings,
+            headline_bench=context.headline_bench,
+            noise_floors={} if is_baseline else context.noise_floors,
+        ),
     )
 
 
@@ -180,7 +202,7 @@ def _failures(variant: VariantInput) -> tuple[FailedStep, ...]:
     return tuple(
         FailedStep(step=f.step, reason=one_line(f.reason), detail=f.detail)
         for f in variant.failures
-        if f.step not in (BENCH_AGAIN, FIDELITY_AGAIN)
+        if not is_again(f.step)
     )
 
 
@@ -235,7 +257,7 @@ def _workloads(measurements: Iterable[Measurement]) -> dict[str, Workload]:
     """Return every benchmark's settings, as run on the first row that has it."""
     found: dict[str, Workload] = {}
     for measurement in measurements:
-        if measurement.bench and measurement.suite != BENCH_AGAIN:
+        if measurement.bench and not is_again(measurement.suite):
             found.setdefault(measurement.suite, workload(measurement.bench))
     return found
 

@@ -27,6 +27,33 @@ class Flips(Stored):
     to_right: int
 
 
+class NoiseFloor(Stored):
+    """The baseline's score measured twice: what differs without any quantization."""
+
+    n: int
+    #: None where answers are not right or wrong.
+    flips: Flips | None
+    #: Second minus first.
+    delta_points: float
+    #: How far the score moves by such flips alone, 95 % of the time; at least `delta_points`.
+    spread_points: float
+
+
+class AccuracyPart(Stored):
+    """One task or group of a group, as in `Accuracy`; all values are shares."""
+
+    task: str
+    alias: str
+    is_group: bool
+    n: int
+    value: float
+    stderr: float | None
+    interval: tuple[float, float] | None
+    delta_points: float | None
+    delta_interval: tuple[float, float] | None
+    flips: Flips | None
+
+
 class Accuracy(Stored):
     """One task's score and its paired difference from the baseline.
 
@@ -43,17 +70,37 @@ class Accuracy(Stored):
     num_fewshot: int | None
     limit: int | None
     chat_template: bool
+    #: 95 % interval of `value`, in its unit.
+    interval: tuple[float, float] | None = None
     #: Percentage points, variant minus baseline, over the same questions.
     delta_points: float | None
     #: 95 % interval of `delta_points`.
     delta_interval: tuple[float, float] | None
+    #: How `delta_interval` was computed: "tango-score", "paired-t", "paired-stratified", or
+    #: "unpaired-normal" where no samples are known.
+    delta_method: str | None = None
     #: 100 * variant / baseline.
     recovery_percent: float | None
+    #: 95 % interval of `recovery_percent`.
+    recovery_interval: tuple[float, float] | None = None
     flips: Flips | None
     #: Exact, two-sided.
     mcnemar_p: float | None
-    #: Against the matrix's margin.
+    #: The same, adjusted over the table's variants by Holm's method.
+    mcnemar_p_holm: float | None = None
+    #: Against the matrix's margin, from `delta_interval` as it is: not adjusted.
     verdict: Verdict | None
+    #: Questions that would settle an inconclusive verdict with 80 % power, if the difference stayed
+    #: as it is; None where it is settled, or lies on the margin.
+    questions_to_settle: int | None = None
+    #: Whether the difference is within the noise floor; None where that was not measured.
+    within_noise: bool | None = None
+    #: Of perplexities: variant / baseline over the same documents; above 1 is worse.
+    ratio: float | None = None
+    #: 95 % interval of `ratio`, a bootstrap over documents.
+    ratio_interval: tuple[float, float] | None = None
+    #: Tasks and groups that a group consists of.
+    parts: tuple[AccuracyPart, ...] = ()
 
 
 class Ratio(Stored):
@@ -245,6 +292,29 @@ class Workload(Stored):
     arrival: str | None = None
 
 
+class Reference(Stored):
+    """A published score, and ours beside it."""
+
+    name: str
+    #: Row it is compared with; None where it is only shown.
+    variant: str | None
+    task: str
+    metric: str
+    #: As published: shares in percent.
+    value: float
+    n: int | None
+    num_fewshot: int | None
+    source: str
+    #: In the same unit; None where it was not measured.
+    ours: float | None
+    #: `ours` - `value`; None where the two were not scored alike.
+    difference: float | None
+    #: What differs in how they were scored.
+    differs: tuple[str, ...]
+    #: Whether the two are further apart than two points and our own interval.
+    off: bool
+
+
 class Matrix(Stored):
     """The whole comparison: `matrix.json`."""
 
@@ -270,6 +340,10 @@ class Matrix(Stored):
     fidelity_noise: Fidelity | None = None
     #: Empty where the baseline was not measured twice.
     drift: tuple[Drift, ...]
+    #: By task; empty where the baseline's accuracy was not measured twice.
+    noise_floors: dict[str, NoiseFloor] = Field(default_factory=dict)
+    #: Published scores attached to the recipe.
+    references: tuple[Reference, ...] = ()
     #: What a reader of the whole table has to know.
     notes: tuple[str, ...]
     rows: tuple[Row, ...]

@@ -8,11 +8,14 @@ from dataclasses import dataclass, field
 from qkit.errors import InputError
 from qkit.evaluate.comparable import differences
 from qkit.evaluate.fidelity_scores import Scores
-from qkit.evaluate.statistics import PairedComparison, compare_samples
+from qkit.evaluate.scores import is_fraction, is_perplexity, task_weights
+from qkit.evaluate.statistics import (
+    Comparison,
+    RatioComparison,
+    compare_perplexities,
+    compare_samples,
+)
 from qkit.measurements import AccuracyResult, FailureRecord, Measurement, VariantRecord
-
-#: Parts of the names of metrics that are no fraction of right answers.
-_NOT_FRACTIONS = ("perplexity", "bits_per_byte", "bleu", "chrf")
 
 
 @dataclass(frozen=True)
@@ -50,13 +53,28 @@ class VariantInput:
 
 
 @dataclass(frozen=True)
+class AccuracyPair:
+    """A score and the baseline's, question by question.
+
+    Attributes:
+        baseline: The baseline's result.
+        comparison: Of shares such as accuracy; None for other metrics.
+        ratio: Of perplexities; None for other metrics.
+    """
+
+    baseline: AccuracyResult
+    comparison: Comparison | None = None
+    ratio: RatioComparison | None = None
+
+
+@dataclass(frozen=True)
 class Pairing:
     """A measurement, the baseline's of the same suite if it may be compared, and why not."""
 
     measurement: Measurement
     baseline: Measurement | None
     #: Samples of `baseline` and `measurement` compared, for accuracy.
-    samples: PairedComparison | None
+    accuracy: AccuracyPair | None
     differences: tuple[str, ...]
 
 
@@ -82,17 +100,23 @@ def pair(
     if not (other.accuracy and measurement.accuracy):
         return Pairing(measurement, other, None, found)
     try:
-        samples = compare_samples(other.accuracy.samples, measurement.accuracy.samples)
+        accuracy = pair_accuracy(other.accuracy, measurement.accuracy)
     except (InputError, ValueError) as error:
         # Other questions, or too few, cannot be paired, whatever is allowed.
         problem = error.what if isinstance(error, InputError) else str(error)
         return Pairing(measurement, None, None, (*found, problem))
-    return Pairing(measurement, other, samples, found)
+    return Pairing(measurement, other, accuracy, found)
 
 
-def is_fraction(result: AccuracyResult) -> bool:
-    """Whether points make sense: every value lies between 0 and 1 and the metric is a share."""
-    if any(part in result.headline.metric.split(",")[0] for part in _NOT_FRACTIONS):
-        return False
-    values = [result.headline.value, *(sample.value for sample in result.samples)]
-    return all(0 <= value <= 1 for value in values)
+def pair_accuracy(baseline: AccuracyResult, variant: AccuracyResult) -> AccuracyPair:
+    """Compare two results question by question.
+
+    Raises:
+        InputError: They were not scored on the same questions, or there is none.
+        ValueError: There are too few for an interval.
+    """
+    if is_perplexity(variant.headline.metric):
+        return AccuracyPair(baseline, ratio=compare_perplexities(baseline.samples, variant.samples))
+    comparison = compare_samples(baseline.samples, variant.samples, weights=task_weights(baseline))
+    shares = is_fraction(baseline) and is_fraction(variant)
+    return AccuracyPair(baseline, comparison=comparison if shares else None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from qkit.evaluate.statistics import paired_t_interval
+from qkit.evaluate.intervals import t_interval
 
 
 def interval_95(values: Sequence[float | None]) -> tuple[float, float] | None:
@@ -15,7 +15,7 @@ def interval_95(values: Sequence[float | None]) -> tuple[float, float] | None:
     known = [value for value in values if value is not None]
     if len(known) < len(values):
         return None
-    found = paired_t_interval(known)  # of one sample: the differences are the values
+    found = t_interval(known)  # of one sample: the differences are the values
     return None if found is None else (found.low, found.high)
 
 

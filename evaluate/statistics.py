@@ -1,55 +1,94 @@
-"""Statistics of accuracy: errors, intervals and paired differences. Pure functions.
+"""Statistics of accuracy: paired differences, tests and verdicts. Pure functions.
 
 Scores are fractions (0.70); differences are in points (percentage points: 0.70 -> 0.69 is -1.0
 point), which is another thing than percent (the same step is -1.4 %). Differences are always
 variant minus baseline, on the same questions, so that the questions' own difficulty cancels out.
+Intervals are in `qkit.evaluate.intervals`, tests and verdicts in `qkit.evaluate.verdicts`.
 """
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from scipy import optimize, stats
-
 from qkit.errors import InputError
-from qkit.measurements import Sample
+from qkit.evaluate.intervals import (
+    CONFIDENCE,
+    Interval,
+    bootstrap_log_ratio_interval,
+    is_binary,
+    log_ratio_interval,
+    mean_stderr,
+    stratified_stderr,
+    t_interval,
+    tang_ratio_interval,
+    tango_interval,
+    wilson_interval,
+    z_of,
+)
+from qkit.evaluate.verdicts import (
+    MARGIN_POINTS,
+    POWER,
+    Verdict,
+    holm,
+    mcnemar_exact,
+    questions_to_settle,
+    recovery_percent,
+    relative_percent,
+    verdict,
+)
+from qkit.measurements import Sample, TaskScore
 
-Verdict = Literal["non-inferior", "inferior", "inconclusive"]
+__all__ = [
+    "CONFIDENCE",
+    "MARGIN_POINTS",
+    "POWER",
+    "Comparison",
+    "Interval",
+    "RatioComparison",
+    "Verdict",
+    "compare_perplexities",
+    "compare_samples",
+    "compare_scores",
+    "compare_values",
+    "holm",
+    "mcnemar_exact",
+    "mean_stderr",
+    "questions_to_settle",
+    "recovery_percent",
+    "relative_percent",
+    "tango_interval",
+    "verdict",
+    "wilson_interval",
+]
 
-CONFIDENCE = 0.95
-MARGIN_POINTS = 1.0
+IntervalMethod = Literal["tango-score", "paired-t", "paired-stratified", "unpaired-normal"]
 
 
 @dataclass(frozen=True)
-class Interval:
-    """A two-sided confidence interval, in the unit of what it is about."""
-
-    low: float
-    high: float
-
-
-@dataclass(frozen=True)
-class PairedComparison:
-    """A variant against the baseline on the same questions.
+class Comparison:
+    """A variant against the baseline.
 
     Attributes:
-        n: Number of questions.
-        baseline: Mean value of the baseline, a fraction.
-        variant: Mean value of the variant, a fraction.
+        n: Number of questions; the variant's where they are not the same ones.
+        baseline: Score of the baseline, a fraction.
+        variant: Score of the variant, a fraction.
         delta_points: 100 * (variant - baseline).
         interval_points: Confidence interval of `delta_points`.
-        interval_method: "tango-score" for 0/1 values, "paired-t" for others.
-        confidence: Level of the interval.
+        interval_method: "tango-score" for 0/1 values, "paired-t" for others, "paired-stratified"
+            where tasks are weighted, "unpaired-normal" for scores of which no samples are known.
+        confidence: Level of the intervals.
         relative_percent: 100 * (variant - baseline) / baseline; None where the baseline is 0.
         recovery_percent: 100 * variant / baseline; None where the baseline is 0.
+        recovery_interval: Confidence interval of `recovery_percent`; None where it has none.
         flips_to_wrong: Questions the baseline had right and the variant has wrong; None where
             values are not 0 or 1.
         flips_to_right: The other way round.
         mcnemar_p: Exact McNemar p-value; None where values are not 0 or 1.
+        variance: Of one question's difference; None where samples are not paired.
     """
 
     n: int
@@ -57,158 +96,55 @@ class PairedComparison:
     variant: float
     delta_points: float
     interval_points: Interval
-    interval_method: Literal["tango-score", "paired-t"]
+    interval_method: IntervalMethod
     confidence: float
     relative_percent: float | None
     recovery_percent: float | None
-    flips_to_wrong: int | None
-    flips_to_right: int | None
-    mcnemar_p: float | None
+    recovery_interval: Interval | None = None
+    flips_to_wrong: int | None = None
+    flips_to_right: int | None = None
+    mcnemar_p: float | None = None
+    variance: float | None = None
+
+    @property
+    def paired(self) -> bool:
+        """Whether both were asked the same questions, one by one."""
+        return self.interval_method != "unpaired-normal"
 
     def verdict(self, margin_points: float = MARGIN_POINTS) -> Verdict:
         """Return the verdict against a margin; see `verdict`."""
         return verdict(self.interval_points, margin_points)
 
+    def questions_to_settle(self, margin_points: float = MARGIN_POINTS) -> int | None:
+        """Return how many questions would settle the verdict; None where it is or never will be."""
+        if self.variance is None or self.verdict(margin_points) != "inconclusive":
+            return None
+        needed = questions_to_settle(self.delta_points, self.variance, margin_points)
+        # The interval of these n did not settle it, whatever the approximation says.
+        return None if needed is None else max(needed, self.n + 1)
 
-def mean_stderr(values: Sequence[float]) -> float | None:
-    """Return the standard error of the mean: the sample's deviation (n - 1) over sqrt(n).
 
-    This is what lm-eval prints as `stderr`. For n values of 0 and 1 with mean p it equals
-    sqrt(p * (1 - p) / (n - 1)). None below two values.
+@dataclass(frozen=True)
+class RatioComparison:
+    """Two perplexities of the same documents.
+
+    Attributes:
+        n: Number of documents.
+        ratio: Variant / baseline; above 1 is worse.
+        interval: Bootstrap interval over documents; None below two.
     """
-    n = len(values)
-    if n < 2:
-        return None
-    mean = math.fsum(values) / n
-    return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (n - 1) / n)
+
+    n: int
+    ratio: float
+    interval: Interval | None
 
 
-def wilson_interval(successes: int, n: int, confidence: float = CONFIDENCE) -> Interval:
-    """Return Wilson's score interval of a proportion, as fractions.
-
-    It keeps its level near 0 and 1, where p +- 1.96 standard errors leaves the range or has no
-    width. Source: E. B. Wilson, "Probable inference, the law of succession, and statistical
-    inference", JASA 22 (1927) 209-212.
-
-    Raises:
-        ValueError: n is below 1, or `successes` is not between 0 and n.
-    """
-    ci = stats.binomtest(successes, n).proportion_ci(confidence, method="wilson")
-    return Interval(float(ci.low), float(ci.high))
-
-
-def mcnemar_exact(flips_to_wrong: int, flips_to_right: int) -> float:
-    """Return the two-sided exact McNemar p-value of two flip counts.
-
-    Where nothing changed but by chance, each flip is as likely to be for the worse as for the
-    better, so the count is binomial with p = 0.5. Without flips the p-value is 1. Source:
-    Q. McNemar, Psychometrika 12 (1947) 153-157, in its exact conditional form.
-    """
-    flips = flips_to_wrong + flips_to_right
-    if flips == 0:
-        return 1.0
-    return float(stats.binomtest(flips_to_right, flips, 0.5).pvalue)
-
-
-def tango_interval(
-    flips_to_wrong: int, flips_to_right: int, n: int, confidence: float = CONFIDENCE
-) -> Interval:
-    """Return Tango's score interval of the difference of two paired proportions, as fractions.
-
-    Unlike the normal interval it has a width where no answer flipped (then it is
-    +- z^2 / (n + z^2)) and keeps its level when flips are few, which is the usual case between a
-    checkpoint and its quantized form. That it lies above -margin is Tango's test of
-    non-inferiority. Source: T. Tango, "Equivalence test and confidence interval for the difference
-    in proportions for the paired-sample design", Statistics in Medicine 17 (1998) 891-908.
-
-    Args:
-        flips_to_wrong: Pairs of which the first is right and the second wrong.
-        flips_to_right: Pairs of which the first is wrong and the second right.
-        n: All pairs.
-        confidence: Two-sided level.
-
-    Returns:
-        Interval of P(second right) - P(first right), within [-1, 1].
-
-    Raises:
-        ValueError: n is below 1, or the flips are more than n or negative.
-    """
-    if n < 1 or min(flips_to_wrong, flips_to_right) < 0 or flips_to_wrong + flips_to_right > n:
-        raise ValueError(f"{flips_to_wrong} + {flips_to_right} flips among {n} pairs")
-    z = float(stats.norm.ppf(0.5 + confidence / 2))
-    estimate = (flips_to_right - flips_to_wrong) / n
-
-    def score(delta: float) -> float:
-        """Tango's statistic for a true difference `delta`; it falls as `delta` grows."""
-        a = 2 * n
-        b = -flips_to_right - flips_to_wrong + (2 * n - flips_to_right + flips_to_wrong) * delta
-        c = -flips_to_wrong * delta * (1 - delta)
-        # Maximum-likelihood P(first right, second wrong) under the constraint.
-        p_wrong = (math.sqrt(max(b * b - 4 * a * c, 0.0)) - b) / (2 * a)
-        variance = n * (2 * p_wrong + delta * (1 - delta))
-        difference = flips_to_right - flips_to_wrong - n * delta
-        if variance <= 0:
-            return math.copysign(math.inf, difference) if difference else 0.0
-        return difference / math.sqrt(variance)
-
-    def bound(end: float, target: float) -> float:
-        """Find where the statistic is `target` between the estimate and an end of the range."""
-        if abs(estimate - end) < 1e-12:
-            return end
-        inner = end * (1 - 1e-12)
-        clip = 1e6  # brentq needs finite values at both ends
-
-        def gap(delta: float) -> float:
-            return max(-clip, min(clip, score(delta))) - target
-
-        return float(optimize.brentq(gap, min(inner, estimate), max(inner, estimate)))
-
-    return Interval(low=bound(-1.0, z), high=bound(1.0, -z))
-
-
-def paired_t_interval(
-    differences: Sequence[float], confidence: float = CONFIDENCE
-) -> Interval | None:
-    """Return Student's interval of the mean of paired differences; None below two pairs.
-
-    Source: the paired-differences analysis of E. Miller, "Adding error bars to evals",
-    arXiv:2411.00640 (2024), section 4.2, with Student's quantile in place of 1.96.
-    """
-    stderr = mean_stderr(differences)
-    if stderr is None:
-        return None
-    n = len(differences)
-    mean = math.fsum(differences) / n
-    half = float(stats.t.ppf(0.5 + confidence / 2, n - 1)) * stderr
-    return Interval(mean - half, mean + half)
-
-
-def recovery_percent(baseline: float, variant: float) -> float | None:
-    """Return 100 * variant / baseline; None where the baseline is 0."""
-    return None if baseline == 0 else 100 * variant / baseline
-
-
-def relative_percent(baseline: float, variant: float) -> float | None:
-    """Return 100 * (variant - baseline) / baseline; None where the baseline is 0."""
-    return None if baseline == 0 else 100 * (variant - baseline) / baseline
-
-
-def verdict(interval_points: Interval, margin_points: float = MARGIN_POINTS) -> Verdict:
-    """Say whether a loss beyond the margin is excluded, shown, or neither.
-
-    Decided on the interval, never on the rounded mean: "non-inferior" where the whole interval
-    lies above -margin, "inferior" where it lies below, else "inconclusive".
-    """
-    if interval_points.low > -margin_points:
-        return "non-inferior"
-    if interval_points.high < -margin_points:
-        return "inferior"
-    return "inconclusive"
+# ------------------------------------------------------------------------------------- comparisons
 
 
 def compare_values(
     baseline: Sequence[float], variant: Sequence[float], confidence: float = CONFIDENCE
-) -> PairedComparison:
+) -> Comparison:
     """Compare two sequences of values of the same questions in the same order.
 
     Values of only 0 and 1 get Tango's interval, flips and the exact McNemar test; other values
@@ -219,51 +155,187 @@ def compare_values(
     """
     if len(baseline) != len(variant) or not baseline:
         raise ValueError(f"cannot pair {len(baseline)} values with {len(variant)}")
-    n = len(baseline)
-    mean_baseline = math.fsum(baseline) / n
-    mean_variant = math.fsum(variant) / n
-    pairs = list(zip(baseline, variant, strict=True))
-    to_wrong: int | None = None
-    to_right: int | None = None
-    p_value: float | None = None
-    method: Literal["tango-score", "paired-t"] = "paired-t"
-    if all(value in (0.0, 1.0) for pair in pairs for value in pair):
-        method = "tango-score"
-        to_wrong = sum(1 for before, after in pairs if before > after)
-        to_right = sum(1 for before, after in pairs if before < after)
+    return _compare({"": list(baseline)}, {"": list(variant)}, {"": 1.0}, confidence)
+
+
+def compare_samples(
+    baseline: Sequence[Sample],
+    variant: Sequence[Sample],
+    confidence: float = CONFIDENCE,
+    *,
+    weights: Mapping[str, float] | None = None,
+) -> Comparison:
+    """Pair two results' samples by task and document hash and compare them.
+
+    A question that a task holds twice is paired in order of appearance.
+
+    Args:
+        baseline: Samples of the baseline.
+        variant: Samples of the variant.
+        confidence: Two-sided level of the intervals.
+        weights: Of tasks, with the sum 1, where a group is their mean; None weighs all samples
+            alike, which is how lm-eval weighs MMLU's subjects.
+
+    Raises:
+        InputError: The two were not scored on the same questions, or there is none.
+        ValueError: There are too few for an interval.
+    """
+    before, after = _paired(baseline, variant)
+    if weights is None:
+        return compare_values(
+            [value for values in before.values() for value in values],
+            [value for values in after.values() for value in values],
+            confidence,
+        )
+    return _compare(before, after, weights, confidence)
+
+
+def compare_perplexities(
+    baseline: Sequence[Sample], variant: Sequence[Sample], confidence: float = CONFIDENCE
+) -> RatioComparison:
+    """Return the ratio of two perplexities of the same documents; above 1 is worse.
+
+    Each sample's value is its document's own perplexity, its weight the document's number of words
+    or bytes.
+
+    Raises:
+        InputError: The two were not scored on the same documents, or there is none.
+        ValueError: A perplexity is not positive.
+    """
+    before, after = _paired(baseline, variant)
+    sizes, _ = _paired(
+        [sample.model_copy(update={"value": sample.weight}) for sample in baseline], variant
+    )
+    old, new, weights = (
+        [value for values in side.values() for value in values] for side in (before, after, sizes)
+    )
+    if min(*old, *new) <= 0:
+        raise ValueError("a perplexity is not positive")
+    logs = [math.log(v / b) for b, v in zip(old, new, strict=True)]
+    total = math.fsum(w * log for w, log in zip(weights, logs, strict=True))
+    return RatioComparison(
+        n=len(logs),
+        ratio=math.exp(total / math.fsum(weights)),
+        interval=bootstrap_log_ratio_interval(logs, weights, confidence),
+    )
+
+
+def compare_scores(
+    baseline: TaskScore, variant: TaskScore, confidence: float = CONFIDENCE
+) -> Comparison | None:
+    """Compare two scores of which no samples are known; None where a standard error is missing.
+
+    The variance of the difference is the sum of both, as for two separate sets of questions: on the
+    same questions it is too wide by far, which is the price of not knowing them.
+    """
+    if baseline.stderr is None or variant.stderr is None:
+        return None
+    delta = variant.value - baseline.value
+    stderr = math.hypot(baseline.stderr, variant.stderr)
+    half = z_of(confidence) * stderr
+    recovery = recovery_percent(baseline.value, variant.value)
+    spread = None
+    if baseline.value > 0 and variant.value > 0:
+        error = math.hypot(baseline.stderr / baseline.value, variant.stderr / variant.value)
+        factor, ratio = math.exp(z_of(confidence) * error), variant.value / baseline.value
+        spread = Interval(100 * ratio / factor, 100 * ratio * factor)
+    return Comparison(
+        n=variant.n,
+        baseline=baseline.value,
+        variant=variant.value,
+        delta_points=100 * delta,
+        interval_points=Interval(100 * (delta - half), 100 * (delta + half)),
+        interval_method="unpaired-normal",
+        confidence=confidence,
+        relative_percent=relative_percent(baseline.value, variant.value),
+        recovery_percent=recovery,
+        recovery_interval=spread,
+    )
+
+
+def _compare(
+    baseline: Mapping[str, list[float]],
+    variant: Mapping[str, list[float]],
+    weights: Mapping[str, float],
+    confidence: float,
+) -> Comparison:
+    """Compare values by task, each task's mean with its weight."""
+    mean_baseline, mean_variant = _mean(baseline, weights), _mean(variant, weights)
+    before = [value for values in baseline.values() for value in values]
+    after = [value for name in baseline for value in variant[name]]
+    n, binary = len(before), is_binary(before) and is_binary(after)
+    to_wrong = to_right = p_value = None
+    if binary:
+        pairs = list(zip(before, after, strict=True))
+        to_wrong = sum(1 for old, new in pairs if old > new)
+        to_right = sum(1 for old, new in pairs if old < new)
         p_value = mcnemar_exact(to_wrong, to_right)
-        interval = tango_interval(to_wrong, to_right, n, confidence)
+    differences = {
+        name: [new - old for old, new in zip(values, variant[name], strict=True)]
+        for name, values in baseline.items()
+    }
+    recovery = log_ratio_interval(baseline, variant, weights, confidence)
+    method: IntervalMethod
+    if len(weights) > 1:
+        method, delta = "paired-stratified", _mean(differences, weights)
+        interval = _stratified(differences, weights, delta, confidence)
+    elif to_wrong is not None and to_right is not None:
         # From the counts, so that no rounding of two means shows in the difference.
-        delta = (to_right - to_wrong) / n
+        method, delta = "tango-score", (to_right - to_wrong) / n
+        interval = tango_interval(to_wrong, to_right, n, confidence)
+        both_right = round(math.fsum(before)) - to_wrong
+        recovery = tang_ratio_interval(both_right, to_wrong, to_right, n, confidence)
     else:
-        differences = [after - before for before, after in pairs]
-        found = paired_t_interval(differences, confidence)
-        if found is None:
-            raise ValueError("one pair of values that are not 0 or 1 has no interval")
-        interval, delta = found, math.fsum(differences) / n
-    return PairedComparison(
+        method, delta = "paired-t", _mean(differences, weights)
+        interval = t_interval(next(iter(differences.values())), confidence)
+    if interval is None:
+        raise ValueError("one pair of values that are not 0 or 1 has no interval")
+    stderr = stratified_stderr(differences, weights)
+    return Comparison(
         n=n,
         baseline=mean_baseline,
         variant=mean_variant,
         delta_points=100 * delta,
-        interval_points=Interval(100 * interval.low, 100 * interval.high),
+        interval_points=interval.scaled(100),
         interval_method=method,
         confidence=confidence,
         relative_percent=relative_percent(mean_baseline, mean_variant),
         recovery_percent=recovery_percent(mean_baseline, mean_variant),
+        recovery_interval=recovery.scaled(100) if recovery else None,
         flips_to_wrong=to_wrong,
         flips_to_right=to_right,
         mcnemar_p=p_value,
+        variance=None if stderr is None else stderr**2 * n,
     )
 
 
-def compare_samples(
-    baseline: Sequence[Sample], variant: Sequence[Sample], confidence: float = CONFIDENCE
-) -> PairedComparison:
-    """Pair two results' samples by task and document hash and compare them.
+def _mean(strata: Mapping[str, Sequence[float]], weights: Mapping[str, float]) -> float:
+    return math.fsum(weights[name] * math.fsum(v) / len(v) for name, v in strata.items())
 
-    All samples weigh the same, which is how lm-eval weighs MMLU's subjects. A question that a task
-    holds twice is paired in order of appearance.
+
+def _stratified(
+    differences: Mapping[str, Sequence[float]],
+    weights: Mapping[str, float],
+    delta: float,
+    confidence: float,
+) -> Interval | None:
+    stderr = stratified_stderr(differences, weights)
+    if not stderr:  # no difference at all: no wider than Tango's for as many questions
+        n = sum(len(values) for values in differences.values())
+        return None if stderr is None else tango_interval(0, 0, n, confidence)
+    half = z_of(confidence) * stderr
+    return Interval(delta - half, delta + half)
+
+
+# ------------------------------------------------------------------------------- pairing of samples
+
+Documents = dict[tuple[str, str], list[float]]
+
+
+def _paired(
+    baseline: Sequence[Sample], variant: Sequence[Sample]
+) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+    """Return both sides' values by task, in the same order of documents.
 
     Raises:
         InputError: The two were not scored on the same questions, or there is none.
@@ -271,8 +343,9 @@ def compare_samples(
     before, after = _by_document(baseline), _by_document(variant)
     if not before and not after:
         raise InputError("there are no samples to compare", fix="run the accuracy suite again")
-    only_before = sum(len(values) for values in before.values()) - _shared(before, after)
-    only_after = sum(len(values) for values in after.values()) - _shared(before, after)
+    shared = sum(min(len(values), len(after.get(key, ()))) for key, values in before.items())
+    only_before = sum(map(len, before.values())) - shared
+    only_after = sum(map(len, after.values())) - shared
     if only_before or only_after:
         tasks = sorted(
             {
@@ -287,15 +360,12 @@ def compare_samples(
             where=", ".join(tasks[:3]) + (" and others" if len(tasks) > 3 else ""),
             fix="measure both with the same lm-eval version, task, limit and seed",
         )
-    keys = list(before)
-    return compare_values(
-        [value for key in keys for value in before[key]],
-        [value for key in keys for value in after[key]],
-        confidence,
-    )
-
-
-Documents = dict[tuple[str, str], list[float]]
+    old: defaultdict[str, list[float]] = defaultdict(list)
+    new: defaultdict[str, list[float]] = defaultdict(list)
+    for key, values in before.items():
+        old[key[0]] += values
+        new[key[0]] += after[key]
+    return dict(old), dict(new)
 
 
 def _by_document(samples: Sequence[Sample]) -> Documents:
@@ -303,7 +373,3 @@ def _by_document(samples: Sequence[Sample]) -> Documents:
     for sample in samples:
         grouped[sample.task, sample.doc_hash].append(sample.value)
     return dict(grouped)
-
-
-def _shared(before: Documents, after: Documents) -> int:
-    return sum(min(len(values), len(after.get(key, ()))) for key, values in before.items())

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 
 from qkit.evaluate.matrix_values import (
     Accuracy,
+    AccuracyPart,
     BenchRow,
     Distance,
     Estimate,
@@ -61,14 +62,41 @@ _ACCURACY_COLUMNS = (
     "value",
     "stderr",
     "n",
+    "low",
+    "high",
     "delta_points",
     "delta_points_low",
     "delta_points_high",
     "recovery_percent",
+    "recovery_percent_low",
+    "recovery_percent_high",
     "flips_to_wrong",
     "flips_to_right",
     "mcnemar_p",
+    "mcnemar_p_holm",
     "verdict",
+    "questions_to_settle",
+    "ratio",
+    "ratio_low",
+    "ratio_high",
+    "noise_points",
+)
+_TASK_COLUMNS = (
+    "run",
+    "variant",
+    "suite",
+    "task",
+    "is_group",
+    "n",
+    "value",
+    "stderr",
+    "low",
+    "high",
+    "delta_points",
+    "delta_points_low",
+    "delta_points_high",
+    "flips_to_wrong",
+    "flips_to_right",
 )
 _FIDELITY_COLUMNS = (
     "scored_tokens",
@@ -120,37 +148,72 @@ def render(matrix: Matrix) -> str:
             for cell in row.bench_of(name, matrix.headline_bench)
         ]
         for name, cell in levels or [("", None)]:
-            writer.writerow({"run": matrix.run, **_row(row), "bench": name, **_bench(cell)})
+            writer.writerow({"run": matrix.run, **_row(matrix, row), "bench": name, **_bench(cell)})
     return out.getvalue()
 
 
-def _row(row: Row) -> Mapping[str, Value]:
+def render_tasks(matrix: Matrix) -> str:
+    """Return one line for each variant and task, and each task or group of a group."""
+    out = io.StringIO()
+    writer = csv.DictWriter(out, _TASK_COLUMNS, restval="", lineterminator="\n")
+    writer.writeheader()
+    for row in matrix.rows:
+        for suite, accuracy in row.accuracy.items():
+            start = {"run": matrix.run, "variant": row.variant, "suite": suite}
+            whole = {"task": suite, "is_group": bool(accuracy.parts)}
+            writer.writerow({**start, **whole, **_figures(accuracy)})
+            for part in accuracy.parts:
+                named = {"task": part.task, "is_group": part.is_group}
+                writer.writerow({**start, **named, **_figures(part)})
+    return out.getvalue()
+
+
+def _figures(score: Accuracy | AccuracyPart) -> Mapping[str, Value]:
+    """Return what a whole task and a part of it have in common."""
+    low, high = score.interval or (None, None)
+    delta_low, delta_high = score.delta_interval or (None, None)
+    return {
+        "n": score.n,
+        "value": score.value,
+        "stderr": score.stderr,
+        "low": low,
+        "high": high,
+        "delta_points": score.delta_points,
+        "delta_points_low": delta_low,
+        "delta_points_high": delta_high,
+        "flips_to_wrong": score.flips.to_wrong if score.flips else None,
+        "flips_to_right": score.flips.to_right if score.flips else None,
+    }
+
+
+def _row(matrix: Matrix, row: Row) -> Mapping[str, Value]:
     values: dict[str, Value] = {name: getattr(row, name) for name in _ROW_COLUMNS}
     for task, accuracy in row.accuracy.items():
-        values |= {f"{task}_{name}": value for name, value in _accuracy(accuracy).items()}
+        floor = matrix.noise_floors.get(task)
+        found = {**_accuracy(accuracy), "noise_points": floor.spread_points if floor else None}
+        values |= {f"{task}_{name}": value for name, value in found.items()}
     if row.fidelity:
         values |= {f"fidelity_{name}": value for name, value in _fidelity(row.fidelity).items()}
     return values | {"marks": "; ".join(row.marks)}
 
 
 def _accuracy(accuracy: Accuracy) -> Mapping[str, Value]:
-    low, high = accuracy.delta_interval or (None, None)
-    flips = accuracy.flips
-    values: tuple[Value, ...] = (
-        accuracy.metric,
-        accuracy.value,
-        accuracy.stderr,
-        accuracy.n,
-        accuracy.delta_points,
-        low,
-        high,
-        accuracy.recovery_percent,
-        flips.to_wrong if flips else None,
-        flips.to_right if flips else None,
-        accuracy.mcnemar_p,
-        accuracy.verdict,
-    )
-    return dict(zip(_ACCURACY_COLUMNS, values, strict=True))
+    recovery_low, recovery_high = accuracy.recovery_interval or (None, None)
+    ratio_low, ratio_high = accuracy.ratio_interval or (None, None)
+    return {
+        "metric": accuracy.metric,
+        **_figures(accuracy),
+        "recovery_percent": accuracy.recovery_percent,
+        "recovery_percent_low": recovery_low,
+        "recovery_percent_high": recovery_high,
+        "mcnemar_p": accuracy.mcnemar_p,
+        "mcnemar_p_holm": accuracy.mcnemar_p_holm,
+        "verdict": accuracy.verdict,
+        "questions_to_settle": accuracy.questions_to_settle,
+        "ratio": accuracy.ratio,
+        "ratio_low": ratio_low,
+        "ratio_high": ratio_high,
+    }
 
 
 def _fidelity(fidelity: Fidelity) -> Mapping[str, Value]:

@@ -9,11 +9,18 @@ from __future__ import annotations
 from qkit.evaluate.matrix_values import Matrix
 from qkit.evaluate.report import text
 from qkit.evaluate.report.sheet import VARIANT, Cell, Column, RowField, Sheet, row_sheet
-from qkit.evaluate.report.sheets_accuracy import accuracy_sheet, score_fields, tasks
+from qkit.evaluate.report.sheets_accuracy import (
+    accuracy_sheet,
+    noise_text,
+    parts_sheet,
+    score_fields,
+    tasks,
+)
 from qkit.evaluate.report.sheets_bench import bench_sheet
 from qkit.evaluate.report.sheets_fidelity import fidelity_sheets
 from qkit.evaluate.report.sheets_levels import level_sheet, only_row
 from qkit.evaluate.report.sheets_load import load_sheets
+from qkit.evaluate.report.sheets_reference import reference_sheet
 
 _WEIGHT_SOURCES = {
     "vllm-log": "what the server says loading them took",
@@ -22,13 +29,14 @@ _WEIGHT_SOURCES = {
 
 
 def sheets(matrix: Matrix, *, detailed: bool = False) -> tuple[Sheet, ...]:
-    """Return the matrix's sheets: overview, one for each task, fidelity, one for each benchmark.
+    """Return the matrix's sheets: overview, those of tasks, fidelity, one for each benchmark.
 
     Args:
         matrix: What to show.
-        detailed: Add the benchmarks' further columns, for pages that are wide enough.
+        detailed: Add the tasks of groups and the benchmarks' further columns, for pages that are
+            wide enough.
     """
-    found = [overview(matrix), *(accuracy_sheet(matrix, task) for task in tasks(matrix))]
+    found = [overview(matrix), *accuracy_sheets(matrix, detailed=detailed)]
     found += fidelity_sheets(matrix)
     found += [_bench_sheet(matrix, name, detailed=detailed) for name in matrix.benches]
     found += load_sheets(matrix)
@@ -40,6 +48,14 @@ def _bench_sheet(matrix: Matrix, name: str, *, detailed: bool) -> Sheet:
     if alone and not detailed:
         return level_sheet(matrix, name, alone)
     return bench_sheet(matrix, name, detailed=detailed)
+
+
+def accuracy_sheets(matrix: Matrix, *, detailed: bool = False) -> tuple[Sheet, ...]:
+    """Return each task's sheet, the parts of groups, and the published scores."""
+    found: list[Sheet | None] = []
+    for task in tasks(matrix):
+        found += [accuracy_sheet(matrix, task), parts_sheet(matrix, task, detailed=detailed)]
+    return tuple(sheet for sheet in (*found, reference_sheet(matrix)) if sheet)
 
 
 # ------------------------------------------------------------------------------------- overview
@@ -93,5 +109,6 @@ def _overview_caption(matrix: Matrix) -> str:
         counts = [row.accuracy[task].n for row in matrix.rows if task in row.accuracy]
         lowest, highest = text.integer(min(counts)), text.integer(max(counts))
         n = lowest if lowest == highest else f"{lowest} to {highest}"
-        parts.append(f"{task}: {n} questions, one standard error, 95 % intervals")
+        noise = f", {floor}" if (floor := noise_text(matrix, task)) else ""
+        parts.append(f"{task}: {n} questions, one standard error, 95 % intervals{noise}")
     return "; ".join(parts)

@@ -59,10 +59,8 @@ def difference(points: float | None, interval: tuple[float, float] | None) -> st
     """Return a signed difference in points and its interval, `-0.7 [-2.1, +0.7]`."""
     if points is None:
         return MISSING
-    shown = _signed(points)
-    return (
-        shown if interval is None else f"{shown} [{_signed(interval[0])}, {_signed(interval[1])}]"
-    )
+    shown = signed(points)
+    return shown if interval is None else f"{shown} [{signed(interval[0])}, {signed(interval[1])}]"
 
 
 def probability(value: float | None) -> str:
@@ -80,7 +78,25 @@ def humps(name: str) -> list[str]:
     return re.findall(r"\s*(?:[A-Z0-9]+(?![a-z])|[A-Z]?[^A-Z\s]+)|\s+", name)
 
 
-def _signed(value: float) -> str:
+def signed(value: float) -> str:
     """Return one decimal with a sign; what rounds to zero has none."""
     shown = f"{value:+.1f}"
     return "0.0" if float(shown) == 0 else shown
+
+
+def counted(n: int, noun: str) -> str:
+    """Return a count and its noun, `1 flip`, `1,204 flips`."""
+    return f"{integer(n)} {noun}{'' if n == 1 else 's'}"
+
+
+def interval(low_high: tuple[float, float] | None, digits: int, scale: float = 1.0) -> str:
+    """Return an interval, `[72.9, 75.4]`; nothing where it is not known."""
+    if low_high is None:
+        return ""
+    low, high = (decimal(value * scale, digits) for value in low_high)
+    return f"[{low}, {high}]"
+
+
+def about(value: float) -> str:
+    """Return a count with two significant digits, `4,200`: no more is known of an estimate."""
+    return integer(float(f"{value:.2g}"))

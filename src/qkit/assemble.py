@@ -17,12 +17,15 @@ from qkit.store import RunStore
 from qkit.suites import BENCH_SUITE
 
 
-def load_matrix(store: RunStore, *, allow_incomparable: bool = False) -> matrices.Matrix:
+def load_matrix(
+    store: RunStore, *, allow_incomparable: bool = False, margin_points: float | None = None
+) -> matrices.Matrix:
     """Compute the matrix of a run from its stored files.
 
     Args:
         store: The run.
         allow_incomparable: Compare what differs in hardware, versions or settings, and say so.
+        margin_points: Loss in points that verdicts allow; None takes the recipe's.
 
     Raises:
         InputError: The folder is not a run's, or a stored file cannot be read.
@@ -39,15 +42,18 @@ def load_matrix(store: RunStore, *, allow_incomparable: bool = False) -> matrice
         baseline=BASELINE,
         variants=[_input(store, label, planned.get(label)) for label in present],
         allow_incomparable=allow_incomparable,
+        margin_points=recipe.margin_points if margin_points is None else margin_points,
+        references=recipe.references,
         headline_bench=recipe.bench[0].name if recipe.bench else BENCH_SUITE,
     )
 
 
 def write_matrix(store: RunStore, matrix: matrices.Matrix) -> None:
-    """Write matrix.json, .csv, .md and .html into the run's folder."""
+    """Write matrix.json, .csv, .tasks.csv, .md and .html into the run's folder."""
     texts = {
         "json": matrix.model_dump_json(indent=1) + "\n",
         "csv": csv_file.render(matrix),
+        "tasks.csv": csv_file.render_tasks(matrix),
         "md": markdown.render(matrix),
         "html": html.render(matrix),
     }

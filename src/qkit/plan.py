@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from qkit.hashing import hash_value
 from qkit.measurements import Hardware
-from qkit.recipe import BASELINE, BENCH_AGAIN, Calibration, Recipe, Variant
+from qkit.recipe import BASELINE, BENCH_AGAIN, Calibration, Recipe, Variant, again
 from qkit.suites import FIDELITY_AGAIN, FIDELITY_SUITE, Suite
 
 
@@ -39,7 +39,8 @@ class Plan:
 
     Attributes:
         quantize: Variants to make.
-        groups: What is measured: the baseline first, and its benchmark again last.
+        groups: What is measured: the baseline first, and its benchmark and, where asked for, its
+            accuracy again last.
     """
 
     quantize: tuple[Variant, ...]
@@ -50,11 +51,25 @@ def make_plan(recipe: Recipe) -> Plan:
     """Return the cells of a recipe in the order they are run."""
     labels = [BASELINE, *(variant.label for variant in recipe.variants)]
     groups = [Group(label, cells_of(recipe, label)) for label in labels]
-    first = recipe.bench[0] if recipe.bench else None
-    if first and first.repeat_baseline and recipe.variants:
-        # Once more at the end, to see whether the machine drifted.
-        groups.append(Group(BASELINE, (Cell(BASELINE, BENCH_AGAIN, first),)))
+    # Once more at the end: did the machine drift, and how far do scores move by themselves?
+    groups.append(Group(BASELINE, (*score_again(recipe), *_bench_again(recipe))))
     return Plan(recipe.variants, tuple(group for group in groups if group.cells))
+
+
+def score_again(recipe: Recipe) -> tuple[Cell, ...]:
+    """Return the accuracy suites to be measured on the baseline a second time.
+
+    In a group of their own they get a fresh server.
+    """
+    suites = recipe.accuracy if recipe.repeat_baseline else ()
+    return tuple(Cell(BASELINE, again(suite.task), suite) for suite in suites)
+
+
+def _bench_again(recipe: Recipe) -> tuple[Cell, ...]:
+    first = recipe.bench[0] if recipe.bench else None
+    if first is None or not first.repeat_baseline or not recipe.variants:
+        return ()
+    return (Cell(BASELINE, BENCH_AGAIN, first),)
 
 
 def cells_of(recipe: Recipe, label: str) -> tuple[Cell, ...]:
@@ -71,8 +86,8 @@ def _fidelity_cells(recipe: Recipe, label: str) -> tuple[Cell, ...]:
     suite = recipe.fidelity
     if suite is None:
         return ()
-    again = label == BASELINE and suite.repeat_baseline
-    names = (FIDELITY_SUITE, FIDELITY_AGAIN) if again else (FIDELITY_SUITE,)
+    twice = label == BASELINE and suite.repeat_baseline
+    names = (FIDELITY_SUITE, FIDELITY_AGAIN) if twice else (FIDELITY_SUITE,)
     return tuple(Cell(label, name, suite) for name in names)
 
 

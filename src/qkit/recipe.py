@@ -39,6 +39,8 @@ BASELINE = "bf16"
 #: Names of measurements and steps that no suite may have.
 BENCH_AGAIN = "bench-again"
 RESERVED_SUITES = (BENCH_AGAIN, FIDELITY_SUITE, FIDELITY_AGAIN, "quantize", "serve")
+#: End of the name of a suite's second measurement of the baseline; no suite's own name has it.
+AGAIN_SUFFIX = "-again"
 RECIPES_DIR = Path(__file__).resolve().parent / "recipes"
 #: A model or data path with this prefix lies beside the recipes that ship with qkit.
 BUILTIN_PREFIX = "qkit:"
@@ -148,6 +150,24 @@ class Serve(Strict):
     env: dict[str, str] = Field(default_factory=dict)
 
 
+class PublishedScore(Strict):
+    """A score that someone published, to stand beside ours."""
+
+    #: What was scored, such as "Red Hat W8A8".
+    name: str = Field(min_length=1)
+    #: Our row it is compared with; None shows it only.
+    variant: Name | None = None
+    task: Name
+    metric: str = "acc"
+    #: As published: accuracies in percent (74.24).
+    value: float
+    #: Questions it was scored on.
+    n: int | None = Field(None, ge=1)
+    num_fewshot: int | None = Field(None, ge=0)
+    #: Where it was published.
+    source: str = Field(min_length=1)
+
+
 class Recipe(Strict):
     """A whole job: one model, its variants, and what is measured on each."""
 
@@ -166,6 +186,12 @@ class Recipe(Strict):
     #: Benchmarks; one mapping stands for a list of one. The first is the matrix's headline, and is
     #: measured on the baseline again at the end.
     bench: tuple[BenchSuite, ...] = (BenchSuite(),)
+    #: Loss in points up to which a variant counts as non-inferior.
+    margin_points: float = Field(1.0, gt=0, lt=100)
+    #: Score the baseline once more at the end, to see how far scores move by themselves.
+    repeat_baseline: bool = False
+    #: Published scores that the matrix shows beside ours.
+    references: tuple[PublishedScore, ...] = ()
 
     @field_validator("bench", mode="before")
     @classmethod
@@ -189,13 +215,23 @@ class Recipe(Strict):
         for suite in names:
             if names.count(suite) > 1:
                 raise ValueError(f"two suites are called {suite!r}; give one benchmark a `name`")
-            if suite in RESERVED_SUITES:
+            if suite in RESERVED_SUITES or is_again(suite):
                 raise ValueError(f"{suite!r} cannot be a suite's name")
         return self
 
     def calibration_of(self, variant: Variant) -> Calibration:
         """Return the calibration of a variant: its own, else the recipe's."""
         return variant.calibration or self.calibration
+
+
+def again(suite: str) -> str:
+    """Return the name of a suite's second measurement of the baseline."""
+    return f"{suite}{AGAIN_SUFFIX}"
+
+
+def is_again(suite: str) -> bool:
+    """Whether a measurement or step is the baseline's second one, a check and no row's figure."""
+    return suite.endswith(AGAIN_SUFFIX)
 
 
 def builtin_recipes() -> dict[str, Path]:
@@ -323,6 +359,7 @@ def _known_keys(location: tuple[Any, ...]) -> list[str]:
         "bench": BenchSuite,
         "sampling": Sampling,
         **KINDS,
+        "references": PublishedScore,
     }
     model: type[BaseModel] = Recipe
     for part in location:

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from qkit.errors import InputError, nearest
 from qkit.evaluate.slo import parse_objective
 from qkit.measurements import Subject
-from qkit.plan import Group, cells_of
+from qkit.plan import Group, cells_of, score_again
 from qkit.recipe import BASELINE, Recipe
 from qkit.server import RunningServer, attach, model_root
 from qkit.store import RunStore
@@ -117,7 +117,7 @@ def run_groups(recipe: Recipe, store: RunStore, labels: Sequence[str]) -> list[G
                 fix=f"run `qkit quantize --method {label}` with the same recipe first",
             )
     made = [label for label in known if label == BASELINE or store.variant(label)]
-    return [Group(label, cells_of(recipe, label)) for label in (labels or made)]
+    return _with_repeat(recipe, labels or made)
 
 
 def folder_groups(
@@ -139,7 +139,14 @@ def folder_groups(
                 f"two folders are called {label!r}", where=path, fix="rename one of them"
             )
         paths[label] = path
-    return [Group(label, cells_of(recipe, label)) for label in paths], paths
+    return _with_repeat(recipe, list(paths)), paths
+
+
+def _with_repeat(recipe: Recipe, labels: Sequence[str]) -> list[Group]:
+    """Return the groups of some rows, and last the baseline's scores again where asked for."""
+    groups = [Group(label, cells_of(recipe, label)) for label in labels]
+    repeated = score_again(recipe) if BASELINE in labels else ()
+    return [*groups, Group(BASELINE, repeated)] if repeated else groups
 
 
 def attach_group(recipe: Recipe, url: str, model: str | None, tokenizer: Path | None) -> Attached:

@@ -12,7 +12,7 @@ from golden import matrix_input as given
 from qkit.evaluate.matrix import Matrix, Row, VariantInput, build_matrix
 from qkit.evaluate.report import csv_file
 from qkit.evaluate.report.sheets import sheets
-from qkit.measurements import CalibrationRecord, Measurement
+from qkit.measurements import CalibrationRecord, Measurement, Sample
 
 
 def build(*variants: VariantInput, **options: Any) -> Matrix:
@@ -299,21 +299,36 @@ def test_other_questions_cannot_be_paired_even_when_allowed() -> None:
     assert row.marks[0].startswith("not compared: the results were scored on different questions")
 
 
-def test_a_metric_that_is_no_fraction_has_no_points() -> None:
-    headline = HEADLINE.model_copy(update={"metric": "word_perplexity,none", "value": 11.2})
+def perplexities(name: str, metric: str, values: tuple[float, ...], weight: float) -> Measurement:
+    samples = tuple(
+        Sample(task="wikitext", doc_hash=str(i), value=value, weight=weight if i == 0 else 1.0)
+        for i, value in enumerate(values)
+    )
+    headline = HEADLINE.model_copy(update={"metric": metric, "value": 11.2, "is_group": False})
+    result = given.accuracy(suite="wikitext", headline=headline, samples=samples)
+    return given.measurement(name, "wikitext", accuracy=result)
+
+
+def test_perplexities_have_a_ratio_over_the_same_documents_and_no_points() -> None:
     results = [
-        given.measurement(
-            name, "wikitext", accuracy=given.accuracy(suite="wikitext", headline=headline)
-        )
-        for name in ("bf16", "awq")
+        perplexities("bf16", "word_perplexity,none", (10.0, 12.0, 8.0), 2.0),
+        perplexities("awq", "word_perplexity,none", (11.0, 12.0, 8.0), 2.0),
     ]
     base = replace(given.baseline(), measurements=(results[0],))
     row = row_of(build(base, variant("awq", results[1])), "awq")
     accuracy = row.accuracy["wikitext"]
     assert (accuracy.fraction, accuracy.value, accuracy.delta_points) == (False, 11.2, None)
-    assert row.marks == (
-        "wikitext: no difference in points, word_perplexity,none is not a fraction",
-    )
+    assert accuracy.ratio == pytest.approx(1.1 ** (2 / 4), rel=1e-5)  # two of four words
+    assert accuracy.ratio_interval == (1.0, 1.1)
+    assert (accuracy.verdict, row.marks) == (None, ())
+
+
+def test_a_metric_that_is_no_fraction_has_no_points() -> None:
+    results = [perplexities(name, "chrf,none", (31.0, 12.0), 1.0) for name in ("bf16", "awq")]
+    base = replace(given.baseline(), measurements=(results[0],))
+    row = row_of(build(base, variant("awq", results[1])), "awq")
+    assert row.accuracy["wikitext"].delta_points is None
+    assert row.marks == ("wikitext: no difference in points, chrf,none is not a fraction",)
 
 
 def test_a_score_that_weighs_questions_unevenly_is_marked() -> None:

@@ -28,7 +28,8 @@ def golden_matrix() -> Matrix:
         run="qwen2.5-7b-a800",
         created="2026-12-01T02:00:00Z",
         baseline="bf16",
-        variants=[given.baseline(), *given.quantized()],
+        variants=[given.baseline(scored_again=True), *given.quantized()],
+        references=given.REFERENCES,
     )
 
 
@@ -44,6 +45,7 @@ RENDERERS: dict[str, Callable[[Matrix], str]] = {
     "matrix.json": lambda matrix: matrix.model_dump_json(indent=2) + "\n",
     "matrix.md": markdown.render,
     "matrix.csv": csv_file.render,
+    "matrix.tasks.csv": csv_file.render_tasks,
     "matrix.html": html.render,
     "matrix_100_columns.txt": on_terminal,
 }

@@ -13,9 +13,9 @@ from qkit.evaluate.statistics import (
     compare_values,
     mcnemar_exact,
     mean_stderr,
-    paired_t_interval,
     recovery_percent,
     relative_percent,
+    t_interval,
     tango_interval,
     verdict,
     wilson_interval,
@@ -118,7 +118,7 @@ class TestTango:
 class TestPairedT:
     def test_closed_form(self) -> None:
         # Differences 1..5: mean 3, standard error sqrt(2.5 / 5), t(0.975, 4) = 2.776445.
-        interval = paired_t_interval([1.0, 2.0, 3.0, 4.0, 5.0])
+        interval = t_interval([1.0, 2.0, 3.0, 4.0, 5.0])
         assert interval is not None
         half = 2.7764451051977987 * math.sqrt(0.5)
         assert interval.low == pytest.approx(3 - half)
@@ -157,7 +157,7 @@ class TestComparison:
         assert comparison.delta_points == pytest.approx(-10)
         assert comparison.flips_to_wrong is None
         assert comparison.mcnemar_p is None
-        interval = paired_t_interval([-0.1, 0.0, -0.2])
+        interval = t_interval([-0.1, 0.0, -0.2])
         assert interval is not None
         assert comparison.interval_points.low == pytest.approx(100 * interval.low)
 

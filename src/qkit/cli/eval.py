@@ -56,6 +56,8 @@ if TYPE_CHECKING:
     help="With fidelity: your own .txt or .jsonl file, or a folder of them.",
 )
 @options.data
+@options.margin
+@options.repeat_baseline
 @options.run_name
 @options.accelerator
 @options.wait
@@ -75,6 +77,8 @@ def evaluate(
     limit: int | None,
     text: str | None,
     data: Path | None,
+    margin_points: float | None,
+    repeat_baseline: bool,
     run_name: str | None,
     accelerator: str | None,
     wait_s: float,
@@ -98,6 +102,11 @@ def evaluate(
     from qkit.selection import attach_group, choose_suites, folder_groups, run_groups
     from qkit.store import RunStore, artifacts_dir
 
+    if url and repeat_baseline:
+        raise InputError(
+            "--repeat-baseline needs a fresh server, and --url measures one that runs already",
+            fix="measure it twice under two names (--run) and give both to `qkit compare`",
+        )
     if url and (variants or baseline):
         raise InputError(
             "--url measures one running server; folders and variants are served by qkit itself",
@@ -111,7 +120,12 @@ def evaluate(
             fix="give folders only, or names of the recipe's variants only",
         )
     recipe = _recipe(recipe_name, url, folders, baseline)
-    recipe = options.with_values(recipe, accelerator=accelerator)
+    recipe = options.with_values(
+        recipe,
+        accelerator=accelerator,
+        margin_points=margin_points,
+        repeat_baseline=repeat_baseline or None,
+    )
     recipe = choose_suites(
         recipe,
         suites,

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from qkit.cli import options
+
 
 @click.command()
 @click.argument("run_name", metavar="[RUN]", required=False)
@@ -28,8 +30,13 @@ import click
     metavar="FILE",
     help="Write every request of every benchmark to FILE, one JSON object a line.",
 )
+@options.margin
 def matrix(
-    run_name: str | None, style: str, allow_incomparable: bool, records: Path | None
+    run_name: str | None,
+    style: str,
+    allow_incomparable: bool,
+    records: Path | None,
+    margin_points: float | None,
 ) -> None:
     """Print the matrix of a run again, from its stored files.
 
@@ -46,7 +53,8 @@ def matrix(
 
         write_records(store, records)
     if style == "table":
-        show_matrix(store, allow_incomparable=allow_incomparable)
+        show_matrix(store, allow_incomparable=allow_incomparable, margin_points=margin_points)
         return
-    write_matrix(store, load_matrix(store, allow_incomparable=allow_incomparable))
+    found = load_matrix(store, allow_incomparable=allow_incomparable, margin_points=margin_points)
+    write_matrix(store, found)
     click.echo(store.matrix_file(style).read_text(encoding="utf-8"), nl=False)

@@ -34,6 +34,18 @@ data = click.option(
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     help="Folder with local copies of hub data sets, such as DIR/cais/mmlu.",
 )
+margin = click.option(
+    "--margin",
+    "margin_points",
+    type=click.FloatRange(min=0, max=100, min_open=True, max_open=True),
+    metavar="POINTS",
+    help="Loss in points that a verdict allows. Default: the recipe's, which is 1.",
+)
+repeat_baseline = click.option(
+    "--repeat-baseline",
+    is_flag=True,
+    help="Score the baseline once more at the end: the noise floor of every difference.",
+)
 recipe = click.option(
     "--recipe",
     "recipe_name",

@@ -13,13 +13,19 @@ from qkit.store import RunStore
 PLAIN_WIDTH = 100
 
 
-def show_matrix(store: RunStore, *, allow_incomparable: bool = False) -> None:
-    """Compute a run's matrix, write its files and print its table."""
-    matrix = load_matrix(store, allow_incomparable=allow_incomparable)
-    write_matrix(store, matrix)
+def table_console() -> Console:
+    """Return the console tables are printed on: the terminal's width, 100 columns in a pipe."""
     console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=PLAIN_WIDTH)
+    return console if console.is_terminal else Console(highlight=False, width=PLAIN_WIDTH)
+
+
+def show_matrix(
+    store: RunStore, *, allow_incomparable: bool = False, margin_points: float | None = None
+) -> None:
+    """Compute a run's matrix, write its files and print its table."""
+    matrix = load_matrix(store, allow_incomparable=allow_incomparable, margin_points=margin_points)
+    write_matrix(store, matrix)
+    console = table_console()
     console.print(terminal.render(matrix, width=console.width))
     files = ", ".join(str(store.matrix_file(suffix)) for suffix in ("html", "json", "csv", "md"))
     click.echo(f"written: {files}", err=True)

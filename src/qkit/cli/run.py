@@ -14,6 +14,8 @@ from qkit.cli import options
 @click.option("--model", help="Checkpoint folder or hub name, in place of the recipe's.")
 @options.accelerator
 @options.data
+@options.margin
+@options.repeat_baseline
 @options.run_name
 @options.wait
 @options.force
@@ -22,6 +24,8 @@ def run(
     model: str | None,
     accelerator: str | None,
     data: Path | None,
+    margin_points: float | None,
+    repeat_baseline: bool,
     run_name: str | None,
     wait_s: float,
     force: bool,
@@ -40,7 +44,13 @@ def run(
     from qkit.run import Job
     from qkit.store import RunStore, artifacts_dir
 
-    recipe = options.with_values(load_recipe(recipe_name), model=model, accelerator=accelerator)
+    recipe = options.with_values(
+        load_recipe(recipe_name),
+        model=model,
+        accelerator=accelerator,
+        margin_points=margin_points,
+        repeat_baseline=repeat_baseline or None,
+    )
     store = RunStore(artifacts_dir() / (run_name or recipe.name))
     with TerminalReporter() as reporter:
         job = Job(recipe, store, reporter, data=data, wait_s=wait_s, force=force)

@@ -13,6 +13,8 @@ class Sample(Stored):
     doc_hash: str
     #: Metric's value on this document (0 or 1 for accuracy).
     value: float
+    #: How much it counts in the task's score: words or bytes of a document, for perplexities.
+    weight: float = 1.0
     #: Log-likelihood of each option, natural logarithm, in the order of the options.
     loglikelihoods: tuple[float, ...] = ()
     target: str = ""
@@ -46,6 +48,8 @@ class TaskScore(Stored):
     #: SHA-256 of the task's configuration: prompts, options, metrics and their code. None for a
     #: group.
     config_hash: str | None = None
+    #: Of a group: the tasks and groups it is the mean of.
+    subtasks: tuple[str, ...] = ()
 
 
 class AccuracyResult(Stored):
