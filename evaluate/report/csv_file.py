@@ -11,7 +11,15 @@ import csv
 import io
 from collections.abc import Mapping
 
-from qkit.evaluate.matrix_values import Accuracy, BenchRow, Estimate, Fidelity, Matrix, Row
+from qkit.evaluate.matrix_values import (
+    Accuracy,
+    BenchRow,
+    Distance,
+    Estimate,
+    Fidelity,
+    Matrix,
+    Row,
+)
 from qkit.evaluate.report.sheets_accuracy import tasks
 
 Value = str | int | float | bool | None
@@ -147,40 +155,29 @@ def _accuracy(accuracy: Accuracy) -> Mapping[str, Value]:
 
 def _fidelity(fidelity: Fidelity) -> Mapping[str, Value]:
     distance, greedy = fidelity.distance, fidelity.greedy
-    nothing = Estimate.model_construct(value=None, low=None, high=None)
-    ratio, mean, estimate, median, p99, agreement, change = (
-        getattr(distance, name, nothing)
-        for name in (
-            "perplexity_ratio",
-            "kl_mean",
-            "kl_mean_estimate",
-            "kl_median",
-            "kl_p99",
-            "top1_agreement",
-            "rms_probability_change",
-        )
-    )
-    values: tuple[Value, ...] = (
-        fidelity.scored_tokens,
-        *_bounds(fidelity.perplexity),
-        *_bounds(ratio),
-        *_bounds(mean),
-        estimate.value,
-        median.value,
-        p99.value,
-        distance.kl_max if distance else None,
-        distance.unknown_probability if distance else None,
-        *_bounds(agreement),
-        change.value,
-        greedy.prompts if greedy else None,
-        greedy.identical if greedy else None,
-        greedy.first_difference_median if greedy else None,
-    )
-    return dict(zip(_FIDELITY_COLUMNS, values, strict=True))
+    values: dict[str, Value] = {"scored_tokens": fidelity.scored_tokens}
+    values |= _estimates({"perplexity": fidelity.perplexity})
+    if distance:
+        figures = {name: getattr(distance, name) for name in Distance.model_fields}
+        values |= _estimates(figures)
+    if greedy:
+        values |= {
+            "greedy_prompts": greedy.prompts,
+            "greedy_identical": greedy.identical,
+            "greedy_first_difference_median": greedy.first_difference_median,
+        }
+    return {name: values.get(name) for name in _FIDELITY_COLUMNS}
 
 
-def _bounds(estimate: Estimate) -> tuple[Value, Value, Value]:
-    return estimate.value, estimate.low, estimate.high
+def _estimates(figures: Mapping[str, Estimate | float]) -> dict[str, Value]:
+    """Return figures by column: those with an interval are three."""
+    values: dict[str, Value] = {}
+    for name, figure in figures.items():
+        if isinstance(figure, Estimate):
+            values |= {name: figure.value, f"{name}_low": figure.low, f"{name}_high": figure.high}
+        else:
+            values[name] = figure
+    return values
 
 
 def _bench(cell: BenchRow | None) -> Mapping[str, Value]:

@@ -58,8 +58,9 @@ def _fields(matrix: Matrix) -> list[Field]:
     return [
         (
             Column(
-                "Perplexity",
+                "value",
                 f"exp of the mean negative log-probability of the text's own tokens, {drawn}.",
+                "Perplexity",
             ),
             lambda f: _cell(f.perplexity, _number),
         ),
