@@ -12,7 +12,7 @@ from qkit.recipe import METHODS, Variant, load_recipe
 from qkit.reporting import Silent
 from qkit.run import Job
 from qkit.store import RunStore
-from qkit.suites import BenchSuite
+from qkit.suites import BenchSuite, FidelitySuite
 
 pytestmark = pytest.mark.e2e
 
@@ -45,10 +45,18 @@ def recipe():
         output_tokens=8, repeat_baseline=False,
     )  # fmt: skip
     questions = demo.accuracy[0].model_copy(update={"limit": QUESTIONS})
+    fidelity = FidelitySuite(
+        tokens=1000, window_tokens=101, greedy_prompts=4, greedy_prompt_tokens=16, greedy_tokens=8
+    )
     variants = (*demo.variants, Variant(method="rtn"))
     assert {variant.method for variant in variants} == set(METHODS)
     return demo.model_copy(
-        update={"bench": (bench,), "accuracy": (questions,), "variants": variants}
+        update={
+            "bench": (bench,),
+            "accuracy": (questions,),
+            "fidelity": fidelity,
+            "variants": variants,
+        }
     )
 
 
@@ -95,6 +103,26 @@ def test_accuracy_is_paired_and_the_baseline_knows_its_facts(matrix):
         assert score["delta_points"] == pytest.approx(100 * (score["value"] - baseline["value"]))
 
 
+def test_fidelity_tells_noise_from_coarse_and_fine_quantization(matrix):
+    """Against the same text: nothing for the baseline itself, more for 4 bits than for 8."""
+    baseline, *variants = (row["fidelity"] for row in matrix["rows"])
+    assert (baseline["scored_tokens"], baseline["documents"]) == (1000, 10)
+    assert baseline["distance"] is None
+    noise = matrix["fidelity_noise"]["distance"]
+    distances = {}
+    for row, fidelity in zip(matrix["rows"][1:], variants, strict=True):
+        distance = distances[row["method"]] = fidelity["distance"]
+        ratio = fidelity["perplexity"]["value"] / baseline["perplexity"]["value"]
+        assert distance["perplexity_ratio"]["value"] == pytest.approx(ratio, rel=1e-4)
+        assert distance["kl_mean"]["low"] < distance["kl_mean"]["value"]
+        assert distance["kl_mean"]["value"] > 10 * noise["kl_mean"]["value"]
+        assert 0.5 < distance["top1_agreement"]["value"] < noise["top1_agreement"]["value"]
+        assert fidelity["greedy"]["prompts"] == 4
+    for method in ("awq", "gptq", "rtn"):
+        assert distances[method]["kl_mean"]["value"] > distances["fp8"]["kl_mean"]["value"]
+    assert noise["top1_agreement"]["value"] > 0.98
+
+
 def test_every_level_has_latency_throughput_and_ratios(matrix):
     for row in matrix["rows"]:
         assert [cell["concurrency"] for cell in row["bench"]] == [1, 2]
@@ -108,11 +136,11 @@ def test_every_level_has_latency_throughput_and_ratios(matrix):
 
 def test_nothing_is_done_again(recipe, finished):
     store, done = finished
-    assert len(done) == 5 + 6 * 3
+    assert len(done) == 5 + 6 * 4 + 1  # the baseline's fidelity is measured twice
     reporter = Kept()
     outcome = Job(recipe, store, reporter).run()
     assert reporter.done == []
-    assert (outcome.done, outcome.skipped) == (0, 5 + 6 * 2)
+    assert (outcome.done, outcome.skipped) == (0, 5 + 6 * 3 + 1)
 
 
 def test_a_variant_says_how_it_was_made(finished):
