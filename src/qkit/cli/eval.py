@@ -37,7 +37,11 @@ if TYPE_CHECKING:
 )
 @click.option("--concurrency", metavar="LEVELS", help="Levels of the benchmark: 1,2,4,8,16.")
 @click.option("--num-fewshot", type=click.IntRange(min=0), help="Examples before each question.")
-@click.option("--limit", type=click.IntRange(min=1), help="Questions per task, to try it out.")
+@click.option(
+    "--limit",
+    type=click.IntRange(min=1),
+    help="Questions per task (of a group, per subject), drawn with a seed, to try it out.",
+)
 @options.data
 @options.run_name
 @options.accelerator
