@@ -24,6 +24,7 @@ import lm_eval
 from lm_eval.models.openai_completions import LocalCompletionsAPI
 
 from qkit.errors import QkitError
+from qkit.evaluate.drawing import draw_documents
 from qkit.evaluate.harness_results import headline_metric
 from qkit.evaluate.lm import ServedLM, load_tokenizer
 from qkit.evaluate.prefix_order import minimum_prefill
@@ -83,7 +84,7 @@ def measure(lm: Any, suite: AccuracySuite, url: str, data: Path | None) -> Side:
             tasks=task.roots,
             task_manager=task.manager,
             num_fewshot=suite.num_fewshot,
-            limit=suite.limit,
+            samples=draw_documents(task.leaves, suite.limit, suite.seed),
             bootstrap_iters=0,
         )
     seconds = time.monotonic() - started

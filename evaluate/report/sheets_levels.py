@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from qkit.evaluate.matrix_values import BenchRow, Matrix, Row
 from qkit.evaluate.report import text
-from qkit.evaluate.report.sheet import Cell, Column, Line, Sheet
+from qkit.evaluate.report.sheet import CONCURRENCY, RATE, Cell, Column, Line, Sheet
 from qkit.evaluate.report.sheets_bench import HITS, bench_caption
 
 #: A column and how a level fills it.
@@ -14,10 +15,6 @@ _Field = tuple[Column, Callable[[BenchRow], Cell]]
 
 _P95 = "95th percentile; 'max' marks the largest where requests are too few for it."
 _FIELDS: tuple[_Field, ...] = (
-    (
-        Column("Conc.", "Requests kept in flight all the time (closed loop).", key=True),
-        lambda c: Cell(text.integer(c.concurrency)),
-    ),
     (Column("n", "Requests measured."), lambda c: Cell(text.integer(c.n))),
     (
         Column("Wall s", "From the first request to the last answer."),
@@ -65,6 +62,12 @@ def only_row(matrix: Matrix, name: str) -> Row | None:
     return rows[0] if len(rows) == 1 else None
 
 
+def _level_field(levels: Sequence[BenchRow]) -> _Field:
+    is_open = any(level.level.is_open for level in levels)
+    named = replace(RATE, title="due/s") if is_open else replace(CONCURRENCY, title="Conc.")
+    return named, lambda c: Cell(c.level.figure)
+
+
 def level_sheet(matrix: Matrix, name: str, row: Row) -> Sheet:
     """One line a level of one variant's benchmark.
 
@@ -76,7 +79,7 @@ def level_sheet(matrix: Matrix, name: str, row: Row) -> Sheet:
     workload = matrix.benches[name]
     levels = row.bench_of(name, matrix.headline_bench)
     show_hits = HITS[1]
-    fields = [*_FIELDS]
+    fields = [_level_field(levels), *_FIELDS]
     if workload.hits_expected:
         fields.append((HITS[0], lambda c: show_hits(row, c)))
     if not workload.ignore_eos:

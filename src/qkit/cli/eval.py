@@ -49,7 +49,11 @@ if TYPE_CHECKING:
     help="Goodput, and the largest load that meets the limits: ttft_p95<200ms,tpot_p95<30ms.",
 )
 @click.option("--num-fewshot", type=click.IntRange(min=0), help="Examples before each question.")
-@click.option("--limit", type=click.IntRange(min=1), help="Questions per task, to try it out.")
+@click.option(
+    "--limit",
+    type=click.IntRange(min=1),
+    help="Questions per task (of a group, per subject), drawn with a seed, to try it out.",
+)
 @click.option(
     "--text",
     type=click.Path(exists=True),
