@@ -367,11 +367,12 @@ class Job:
         )
 
     def _measure_key(self, cell: Cell, subject: Subject, spec: ServerSpec) -> str:
+        choice = kernel_choice(spec)
         return measure_key(
             cell=cell,
             variant_hash=subject.content_hash,
-            flags=(*flags_of(spec), *kernel_choice(spec)[0]),
-            variables={**variables_of(spec), **kernel_choice(spec)[1]},
+            flags=(*flags_of(spec), *choice.flags),
+            variables={**variables_of(spec), **dict(choice.variables)},
             environment=environments.find("serve", self.accelerator).fingerprint,
             hardware=self.hardware,
             harness=metadata.version("lm-eval"),
