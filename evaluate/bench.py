@@ -33,6 +33,7 @@ from qkit.evaluate.prompts import (
     prompts_hash,
 )
 from qkit.evaluate.server_metrics import Counters
+from qkit.evaluate.server_watch import token_mark, watching_server
 from qkit.evaluate.stream import RawReply
 from qkit.measurements import BenchCell, BenchResult
 from qkit.suites import BenchSuite
@@ -63,6 +64,7 @@ def run_bench(
     tokenizer_path: Path,
     max_model_len: int | None,
     on_progress: Progress | None = None,
+    gpus: int = 0,
 ) -> BenchResult:
     """Measure a running server at every concurrency level of a suite.
 
@@ -76,6 +78,7 @@ def run_bench(
         tokenizer_path: Checkpoint folder, or its tokenizer.json.
         max_model_len: Served length in tokens, or None if it is not known.
         on_progress: Called after every measured request; it should be quick.
+        gpus: GPUs of this machine that the server runs on, to be watched.
 
     Raises:
         InputError: The requests do not fit the served length, the URL or the tokenizer cannot be
@@ -86,7 +89,7 @@ def run_bench(
     root = _root(base_url)
     vocabulary = load_vocabulary(tokenizer_path)
     cells = plan_prompts(suite, vocabulary)
-    sweep = _Sweep(suite, root, model, vocabulary, on_progress or _no_progress)
+    sweep = _Sweep(suite, root, model, vocabulary, on_progress or _no_progress, gpus)
     with asyncio.Runner(loop_factory=_new_event_loop) as runner:
         measured = runner.run(sweep.run(cells))
     _require_one_success(measured, where=root)
@@ -113,7 +116,9 @@ class _Sweep:
         model: str,
         vocabulary: Vocabulary,
         on_progress: Progress,
+        gpus: int,
     ) -> None:
+        self._gpus = gpus
         self.origin = time.perf_counter()
         self._suite = suite
         self._root = root
@@ -149,10 +154,14 @@ class _Sweep:
         bodies = self._bodies(cell.measured)
         watch = ClientWatch()
         before = await server_metrics.scrape(session, self._root)
-        async with watch.watching():
+        async with watching_server(self._root, gpus=self._gpus) as seen, watch.watching():
             replies = await send_all(bodies, on_done=self._counter(cell))
         after = await server_metrics.scrape(session, self._root)
-        return self._summarize(cell, _Measured(replies, after.since(before), watch.load))
+        side = seen.result()
+        found = self._summarize(cell, _Measured(replies, after.since(before), watch.load))
+        mark = token_mark(side, found.requests)
+        marks = (*found.marks, *((mark,) if mark else ()))
+        return found.model_copy(update={"server": side, "marks": marks})
 
     def _bodies(self, prompts: Sequence[Prompt], *, max_tokens: int | None = None) -> list[bytes]:
         return [request_body(self._suite, self._model, p, max_tokens=max_tokens) for p in prompts]

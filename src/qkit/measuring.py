@@ -41,6 +41,7 @@ def measure_cell(
             tokenizer_path=subject.path,
             max_model_len=server.record.max_model_len,
             on_progress=reporter.progress,
+            gpus=server.gpus,
         )
     else:
         from qkit.evaluate.accuracy import run_accuracy  # noqa: PLC0415  (imports lm-eval)
@@ -65,6 +66,7 @@ def measure_cell(
         versions={"qkit": __version__, "lm-eval": metadata.version("lm-eval")},
         accuracy=accuracy,
         bench=bench,
+        memory=server.memory_use(),
     )
 
 

@@ -25,7 +25,7 @@ from qkit.errors import InputError, ServerError
 from qkit.hardware import Accelerator
 from qkit.kernel_log import kernel_mismatch
 from qkit.kernel_switch import KernelChoice, choose_kernel, installed_vllm
-from qkit.measurements import ServerRecord
+from qkit.measurements import MemoryUse, ServerRecord
 from qkit.recipe import Serve
 from qkit.server_log import failure_reason, parse_log
 from qkit.worker import worker_environment
@@ -79,6 +79,7 @@ class RunningServer:
         base_url: For example "http://127.0.0.1:8000".
         model: Name to send as `model`.
         record: What is stored with measurements taken from it.
+        gpus: GPUs of this machine that it runs on; 0 where there are none or it was attached to.
     """
 
     base_url: str
@@ -86,6 +87,11 @@ class RunningServer:
     record: ServerRecord
     log: Path | None = None
     _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
+    gpus: int = 0
+
+    def memory_use(self) -> MemoryUse | None:
+        """Return what its processes have taken; None for an attached server."""
+        return None if self._process is None else processes.memory_of_group(self._process.pid)
 
     def is_alive(self) -> bool:
         """Tell whether its process runs; an attached server counts as running."""
@@ -171,7 +177,8 @@ def serve(
             startup_s=startup_s,
             marks=(*facts.marks, *(mark for mark in (choice.mark, mismatch) if mark)),
         )
-        yield RunningServer(base_url, spec.name, record, spec.log, process)
+        gpus = spec.serve.tensor_parallel_size if spec.accelerator == "cuda" else 0
+        yield RunningServer(base_url, spec.name, record, spec.log, process, gpus)
     finally:
         processes.stop(process)
 

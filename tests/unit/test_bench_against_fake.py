@@ -396,5 +396,5 @@ def test_every_figure_can_be_computed_again_from_the_stored_records(tokenizer: P
                 cell.client_lag_ms_max, cell.client_lag_ms_p99, cell.client_cpu_share
             ),
         )
-        assert again == cell
+        assert again == cell.model_copy(update={"server": None})
         assert cell.ttft_ms.p99 is not None or cell.failed

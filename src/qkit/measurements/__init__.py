@@ -10,7 +10,8 @@ from __future__ import annotations
 from qkit.measurements.accuracy import AccuracyResult, Sample, TaskScore
 from qkit.measurements.base import SCHEMA_VERSION, Hardware, Stored
 from qkit.measurements.bench import BenchCell, BenchResult, Distribution, RequestRecord
-from qkit.measurements.servers import ServerRecord
+from qkit.measurements.server_side import GpuUse, ServerSample, ServerSide
+from qkit.measurements.servers import MemoryUse, ServerRecord
 from qkit.measurements.variants import CalibrationRecord, Subject, VariantRecord
 
 __all__ = [
@@ -21,11 +22,15 @@ __all__ = [
     "CalibrationRecord",
     "Distribution",
     "FailureRecord",
+    "GpuUse",
     "Hardware",
     "Measurement",
+    "MemoryUse",
     "RequestRecord",
     "Sample",
     "ServerRecord",
+    "ServerSample",
+    "ServerSide",
     "Stored",
     "Subject",
     "TaskScore",
@@ -48,6 +53,8 @@ class Measurement(Stored):
     versions: dict[str, str]
     accuracy: AccuracyResult | None = None
     bench: BenchResult | None = None
+    #: What the server's processes had taken when the suite was done; None for attached servers.
+    memory: MemoryUse | None = None
 
 
 class FailureRecord(Stored):

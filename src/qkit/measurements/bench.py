@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from qkit.measurements.base import Stored
+from qkit.measurements.server_side import ServerSide
 
 
 class RequestRecord(Stored):
@@ -61,6 +62,8 @@ class BenchCell(Stored):
     #: Prefix-cache hits (tokens) the server counted during the cell.
     prefix_hit_tokens: float | None
     preemptions: float | None
+    #: What the server and its GPUs did meanwhile.
+    server: ServerSide | None = None
     #: Largest delay of the client's own event loop.
     client_lag_ms_max: float
     client_lag_ms_p99: float
