@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 from qkit.evaluate.figures import ratio
+from qkit.evaluate.matrix_derived import Served, derive
 from qkit.evaluate.matrix_values import BenchRow, Ratio, Workload
 from qkit.evaluate.pairing import Pairing
 from qkit.measurements import BenchCell, BenchResult
 
 
-def bench_rows(pairing: Pairing) -> tuple[BenchRow, ...]:
+def bench_rows(pairing: Pairing, served: Served) -> tuple[BenchRow, ...]:
     """Return one row per concurrency level, with ratios where the baseline has that level."""
     other = pairing.baseline.bench.cells if pairing.baseline and pairing.baseline.bench else ()
     base = {cell.concurrency: cell for cell in other}
     cells = pairing.measurement.bench.cells if pairing.measurement.bench else ()
-    return tuple(_bench_row(cell, base.get(cell.concurrency)) for cell in cells)
+    measurement = pairing.measurement
+    return tuple(
+        derive(
+            _bench_row(cell, base.get(cell.concurrency)),
+            cell,
+            base.get(cell.concurrency),
+            served=served,
+            server=measurement.server,
+            hardware=measurement.hardware,
+        )
+        for cell in cells
+    )
 
 
 def _bench_row(cell: BenchCell, base: BenchCell | None) -> BenchRow:

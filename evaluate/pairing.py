@@ -28,6 +28,9 @@ class VariantInput:
         weight_bytes: Tensor bytes of the checkpoint, where there is no record.
         quantized_bytes: Of these, quantized ones with their scales.
         unquantized_bytes: Of these, the rest.
+        predicted_bytes: What `qkit plan` predicts for the weights.
+        read_bytes: Weights read for one decoding step.
+        kv_bytes_per_token: Of the KV cache.
     """
 
     name: str
@@ -39,6 +42,9 @@ class VariantInput:
     weight_bytes: int | None = None
     quantized_bytes: int | None = None
     unquantized_bytes: int | None = None
+    predicted_bytes: int | None = None
+    read_bytes: int | None = None
+    kv_bytes_per_token: int | None = None
 
     @property
     def suites(self) -> dict[str, Measurement]:

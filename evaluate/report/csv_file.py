@@ -11,7 +11,9 @@ import csv
 import io
 from collections.abc import Mapping
 
-from qkit.evaluate.matrix_values import Accuracy, BenchRow, Matrix, Row
+from qkit.evaluate.derived import Capacity
+from qkit.evaluate.matrix_values import Accuracy, BenchRow, Matrix, Row, ServerFigures
+from qkit.evaluate.memory import MemoryAccount
 from qkit.evaluate.report.sheets_accuracy import tasks
 
 Value = str | int | float | bool | None
@@ -24,6 +26,8 @@ _ROW_COLUMNS = (
     "status",
     "reason",
     "kernel",
+    "kernel_asked",
+    "kernel_as_asked",
     "weight_bytes",
     "weight_source",
     "weight_ratio",
@@ -33,9 +37,30 @@ _ROW_COLUMNS = (
     "max_concurrency",
     "max_model_len",
 )
-_BENCH_COLUMNS = tuple(name for name in BenchRow.model_fields if name not in ("ratio", "marks"))
+#: Fields of a level that are no single figure.
+_COMPOUND = ("ratio", "marks", "server", "capacity")
+_BENCH_COLUMNS = tuple(name for name in BenchRow.model_fields if name not in _COMPOUND)
+_SERVER_COLUMNS = tuple(ServerFigures.model_fields)
+_CAPACITY_COLUMNS = tuple(Capacity.model_fields)
+#: The account's fields that the row does not have itself.
+_MEMORY_COLUMNS = tuple(
+    name
+    for name in MemoryAccount.model_fields
+    if name not in ("quantized_bytes", "unquantized_bytes")
+)
 #: After `_BENCH_COLUMNS`: ratios to the baseline at this level, and what was seen measuring it.
-_LEVEL_COLUMNS = ("ratio_ttft", "ratio_tpot", "ratio_output_tok_per_s", "level_marks")
+_LEVEL_COLUMNS = (
+    "ratio_ttft",
+    "ratio_ttft_low",
+    "ratio_ttft_high",
+    "ratio_tpot",
+    "ratio_tpot_low",
+    "ratio_tpot_high",
+    "ratio_output_tok_per_s",
+    "ratio_output_tok_per_s_low",
+    "ratio_output_tok_per_s_high",
+    "level_marks",
+)
 _ACCURACY_COLUMNS = (
     "metric",
     "value",
@@ -58,9 +83,13 @@ def render(matrix: Matrix) -> str:
     columns = [
         "run",
         *_ROW_COLUMNS,
+        *(f"memory_{name}" for name in _MEMORY_COLUMNS),
         "bench",
         *_BENCH_COLUMNS,
         *_LEVEL_COLUMNS,
+        *(f"server_{name}" for name in _SERVER_COLUMNS),
+        *(f"capacity_{name}" for name in _CAPACITY_COLUMNS),
+        "currency",
         *(f"{task}_{name}" for task in shown for name in _ACCURACY_COLUMNS),
         "marks",
     ]
@@ -74,12 +103,14 @@ def render(matrix: Matrix) -> str:
             for cell in row.bench_of(name, matrix.headline_bench)
         ]
         for name, cell in levels or [("", None)]:
-            writer.writerow({"run": matrix.run, **_row(row), "bench": name, **_bench(cell)})
+            writer.writerow({"run": matrix.run, **_row(row), "bench": name, **_bench(cell, matrix)})
     return out.getvalue()
 
 
 def _row(row: Row) -> Mapping[str, Value]:
     values: dict[str, Value] = {name: getattr(row, name) for name in _ROW_COLUMNS}
+    if row.memory:
+        values |= {f"memory_{name}": getattr(row.memory, name) for name in _MEMORY_COLUMNS}
     for task, accuracy in row.accuracy.items():
         values |= {f"{task}_{name}": value for name, value in _accuracy(accuracy).items()}
     return values | {"marks": "; ".join(row.marks)}
@@ -105,10 +136,23 @@ def _accuracy(accuracy: Accuracy) -> Mapping[str, Value]:
     return dict(zip(_ACCURACY_COLUMNS, values, strict=True))
 
 
-def _bench(cell: BenchRow | None) -> Mapping[str, Value]:
+def _bench(cell: BenchRow | None, matrix: Matrix) -> Mapping[str, Value]:
     if cell is None:
         return {}
     ratio = cell.ratio
-    level = (ratio.ttft, ratio.tpot, ratio.output_tok_per_s, "; ".join(cell.marks))
+    level = (
+        ratio.ttft,
+        *(ratio.ttft_interval or (None, None)),
+        ratio.tpot,
+        *(ratio.tpot_interval or (None, None)),
+        ratio.output_tok_per_s,
+        *(ratio.output_tok_per_s_interval or (None, None)),
+        "; ".join(cell.marks),
+    )
     values: dict[str, Value] = {name: getattr(cell, name) for name in _BENCH_COLUMNS}
+    if cell.server:
+        values |= {f"server_{name}": getattr(cell.server, name) for name in _SERVER_COLUMNS}
+    if cell.capacity:
+        values |= {f"capacity_{name}": getattr(cell.capacity, name) for name in _CAPACITY_COLUMNS}
+        values["currency"] = matrix.price.currency if matrix.price else None
     return values | dict(zip(_LEVEL_COLUMNS, level, strict=True))

@@ -6,11 +6,12 @@ wherever it is printed.
 
 from __future__ import annotations
 
-from qkit.evaluate.matrix_values import Matrix
+from qkit.evaluate.matrix_values import Matrix, Row
 from qkit.evaluate.report import text
 from qkit.evaluate.report.sheet import VARIANT, Cell, Column, RowField, Sheet, row_sheet
 from qkit.evaluate.report.sheets_accuracy import accuracy_sheet, score_fields, tasks
 from qkit.evaluate.report.sheets_bench import bench_sheet
+from qkit.evaluate.report.sheets_memory import capacity_sheet, memory_sheet, server_sheet
 
 _WEIGHT_SOURCES = {
     "vllm-log": "what the server says loading them took",
@@ -18,15 +19,26 @@ _WEIGHT_SOURCES = {
 }
 
 
-def sheets(matrix: Matrix, *, detailed: bool = False) -> tuple[Sheet, ...]:
+def sheets(matrix: Matrix, *, detailed: bool = False, intervals: bool = False) -> tuple[Sheet, ...]:
     """Return the matrix's sheets: the overview, one for each task, and one for each benchmark.
 
     Args:
         matrix: What to show.
-        detailed: Add the benchmarks' further columns, for pages that are wide enough.
+        detailed: Add the benchmarks' further columns, for pages that are wide enough, the server's
+            side, and the capacity where no price is given.
+        intervals: Add the ratios' intervals, where a line may be as long as it likes.
     """
     found = [overview(matrix), *(accuracy_sheet(matrix, task) for task in tasks(matrix))]
-    found += [bench_sheet(matrix, name, detailed=detailed) for name in matrix.benches]
+    found += [
+        bench_sheet(matrix, name, detailed=detailed, intervals=intervals or detailed)
+        for name in matrix.benches
+    ]
+    further = [
+        capacity_sheet(matrix) if matrix.price or detailed else None,
+        memory_sheet(matrix),
+        server_sheet(matrix) if detailed else None,
+    ]
+    found += [sheet for sheet in further if sheet]
     return tuple(found)
 
 
@@ -55,7 +67,7 @@ def overview(matrix: Matrix) -> Sheet:
                 "Linear kernel that ran, from the server's log; - where the log names none.",
                 numeric=False,
             ),
-            lambda row: Cell(row.kernel or text.MISSING),
+            _kernel,
         ),
         (
             Column(
@@ -73,6 +85,13 @@ def overview(matrix: Matrix) -> Sheet:
     for task in tasks(matrix):
         fields += score_fields(matrix, task)
     return row_sheet("Overview", _overview_caption(matrix), fields, matrix.rows)
+
+
+def _kernel(row: Row) -> Cell:
+    if row.kernel_as_asked is False:
+        return Cell(row.kernel or text.MISSING, f"NOT {row.kernel_asked}", tone="bad")
+    slow = "slow path" in (row.kernel or "")
+    return Cell(row.kernel or text.MISSING, "SLOW PATH" if slow else "", tone="bad")
 
 
 def _overview_caption(matrix: Matrix) -> str:

@@ -36,6 +36,30 @@ def ratio(value: float | None, *, missing: str = MISSING) -> str:
     return missing if value is None else f"{value:.2f}x"
 
 
+def ratio_interval(interval: tuple[float, float] | None) -> str:
+    """Return a ratio's interval, `0.79-0.86`; empty where there is none."""
+    return "" if interval is None else f"{interval[0]:.2f}-{interval[1]:.2f}"
+
+
+def percent(fraction: float | None) -> str:
+    """Return a fraction as percent with one decimal, without the sign."""
+    return MISSING if fraction is None else f"{100 * fraction:.1f}"
+
+
+def thousands(value: float | None) -> str:
+    """Return a large count in thousands, `254 K`, and a smaller one as it is."""
+    if value is None or value < 10_000:
+        return integer(value)
+    return f"{value / 1000:,.0f} K"
+
+
+def money(value: float | None) -> str:
+    """Return an amount with two significant digits below 1 and two decimals above, `0.0014`."""
+    if value is None:
+        return MISSING
+    return f"{value:,.2f}" if value >= 1 else f"{float(f'{value:.2g}'):.10f}".rstrip("0")
+
+
 def size(value: int | None) -> str:
     """Return bytes in the binary unit that fits, `4.53 GiB`."""
     if value is None:

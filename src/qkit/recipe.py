@@ -153,6 +153,11 @@ class Recipe(Strict):
     #: Benchmarks; one mapping stands for a list of one. The first is the matrix's headline, and is
     #: measured on the baseline again at the end.
     bench: tuple[BenchSuite, ...] = (BenchSuite(),)
+    #: What an hour of the machine costs, for the capacity table.
+    price_per_hour: float | None = Field(None, gt=0)
+    currency: str = Field("USD", min_length=1, max_length=8)
+    #: Output tokens of a request there; None takes the benchmark's own.
+    tokens_per_request: float | None = Field(None, gt=0)
 
     @field_validator("bench", mode="before")
     @classmethod

@@ -40,7 +40,7 @@ from qkit.server import (
 )
 from qkit.smoke import smoke_check
 from qkit.store import RunStore, now, read_variant
-from qkit.subjects import subject_of
+from qkit.subjects import predict_bytes, subject_of
 from qkit.suites import AccuracySuite
 
 QUANTIZE_STEP = "quantize"
@@ -277,11 +277,21 @@ class Job:
                 continue  # an older variant that may lie there is not what was asked for
             try:
                 subject = subject_of(group.label, self.model_dir(group.label))
+                subject = subject.model_copy(
+                    update={"predicted_bytes": self._predicted_bytes(group.label)}
+                )
             except QkitError as error:
                 self._failed(group.label, SERVE_STEP, error)
                 continue
             self.store.write_subject(subject)
             self._measure(subject, group)
+
+    def _predicted_bytes(self, label: str) -> int | None:
+        """Return what `qkit plan` predicts for a row's weights; None for folders made elsewhere."""
+        variants = {variant.label: variant for variant in self.recipe.variants}
+        if label in self.folders or (label != BASELINE and label not in variants):
+            return None
+        return predict_bytes(self.source, variants.get(label))
 
     def model_dir(self, label: str) -> Path:
         """Return the checkpoint folder of a row: the source for the baseline."""

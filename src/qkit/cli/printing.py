@@ -6,6 +6,7 @@ import click
 from rich.console import Console
 
 from qkit.assemble import load_matrix, write_matrix
+from qkit.evaluate.derived import Price
 from qkit.evaluate.report import terminal
 from qkit.store import RunStore
 
@@ -13,9 +14,11 @@ from qkit.store import RunStore
 PLAIN_WIDTH = 100
 
 
-def show_matrix(store: RunStore, *, allow_incomparable: bool = False) -> None:
+def show_matrix(
+    store: RunStore, *, allow_incomparable: bool = False, price: Price | None = None
+) -> None:
     """Compute a run's matrix, write its files and print its table."""
-    matrix = load_matrix(store, allow_incomparable=allow_incomparable)
+    matrix = load_matrix(store, allow_incomparable=allow_incomparable, price=price)
     write_matrix(store, matrix)
     console = Console(highlight=False)
     if not console.is_terminal:

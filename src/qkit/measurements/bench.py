@@ -10,6 +10,8 @@ class RequestRecord(Stored):
     """One request of the load generator, client side, seconds on the run's monotonic clock."""
 
     index: int
+    #: Which repeat of its cell it belongs to, from 0.
+    repeat: int = 0
     #: "ok", or what went wrong in one word: "http", "stream", "empty", "cut", "timeout",
     #: "refused", "length".
     status: str
