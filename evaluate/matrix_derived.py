@@ -77,19 +77,18 @@ def derive(
 
 
 def _intervals(cell: BenchCell, base: BenchCell | None) -> dict[str, Ends | None]:
-    if base is None:
+    if base is None or base is cell:
         return {}
     found: dict[str, Ends | None] = {}
     for name, of in (("ttft", ttft_ms), ("tpot", tpot_ms)):
+        # A cell without a headline figure has no ratio either.
+        if getattr(cell, f"{name}_ms").p50 is None or getattr(base, f"{name}_ms").p50 is None:
+            continue
         ours, theirs = (
             [v for r in side.requests if r.status == "ok" and (v := of(r)) is not None]
             for side in (cell, base)
         )
-        # A cell without headline figures has no ratio either.
-        usable = cell.ttft_ms.p50 is not None and base.ttft_ms.p50 is not None
-        found[f"{name}_interval"] = (
-            _rounded(median_ratio_interval(ours, theirs)) if usable else None
-        )
+        found[f"{name}_interval"] = _rounded(median_ratio_interval(ours, theirs))
     if cell.output_tok_per_s is not None and base.output_tok_per_s is not None:
         ends = mean_ratio_interval(repeat_rates(cell.requests), repeat_rates(base.requests))
         found["output_tok_per_s_interval"] = _rounded(ends)

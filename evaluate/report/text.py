@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 #: What stands for a figure that is not known.
@@ -54,10 +55,10 @@ def thousands(value: float | None) -> str:
 
 
 def money(value: float | None) -> str:
-    """Return an amount with two significant digits below 1 and two decimals above, `0.0014`."""
-    if value is None:
-        return MISSING
-    return f"{value:,.2f}" if value >= 1 else f"{float(f'{value:.2g}'):.10f}".rstrip("0")
+    """Return an amount with two decimals, below 0.1 with two significant digits, `0.0014`."""
+    if value is None or value <= 0:
+        return decimal(value, 2)
+    return decimal(value, max(2, 1 - math.floor(math.log10(value))))
 
 
 def size(value: int | None) -> str:

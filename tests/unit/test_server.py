@@ -55,6 +55,9 @@ def test_a_server_is_started_read_and_gone_afterwards_with_its_children(tmp_path
         assert server.record.kernels == ("unquantized (bfloat16)",)
         assert server.record.kv_cache_tokens == 524288
         assert server.record.startup_s > 0
+        memory = server.memory_use()
+        assert memory.processes > 1
+        assert memory.rss_peak_bytes >= memory.pss_bytes > 0
     assert processes.group_members(group) == []
     assert "--host 127.0.0.1" in (tmp_path / "server.log").read_text()
 
