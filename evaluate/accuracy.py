@@ -5,27 +5,29 @@ from __future__ import annotations
 import importlib.metadata
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import lm_eval
 
 from qkit.errors import InputError, MeasurementError
+from qkit.evaluate.adaptive import START
+from qkit.evaluate.drawing import Documents, draw_documents
+from qkit.evaluate.harness_results import Results, headline_metric, samples_of, task_scores
 from qkit.evaluate.lm import OnProgress, ServedLM, load_tokenizer
 from qkit.evaluate.quiet import BOOTSTRAP_ITERATIONS, quiet_lm_eval
+from qkit.evaluate.scored_answers import ScoredAnswers
 from qkit.evaluate.task_catalog import LoadedTask, load_task, num_fewshot
-from qkit.hashing import hash_tokenizer
-from qkit.measurements import AccuracyResult, Sample, TaskScore
+from qkit.hashing import hash_tokenizer, hash_value
+from qkit.measurements import AccuracyResult
 from qkit.suites import AccuracySuite
 
-#: Metric that is the headline, the first of these a task has; else the task's first. Where a task
-#: has both, the length-normalized accuracy is the one the field quotes.
-HEADLINE_METRICS = ("acc_norm", "acc", "exact_match", "prompt_level_strict_acc", "word_perplexity")
 #: lm-eval's own seeds; `seed` is added to them, so that 0 gives lm-eval's few-shot examples.
 LM_EVAL_SEED = 1234
 
-Results = Mapping[str, Any]
+#: Truncated documents that a mark names.
+CUT_SHOWN = 5
 
 
 def run_accuracy(
@@ -36,7 +38,8 @@ def run_accuracy(
     tokenizer_path: Path,
     max_model_len: int | None,
     data: Path | None = None,
-    seed: int = 0,
+    concurrency: int = START,
+    scored: ScoredAnswers | None = None,
     on_progress: OnProgress | None = None,
 ) -> AccuracyResult:
     """Score a served variant on one lm-eval task or group.
@@ -45,18 +48,19 @@ def run_accuracy(
     questions, not over subjects.
 
     Args:
-        suite: Task, few-shot count, limit and chat template.
+        suite: Task, few-shot count, limit, seed and template.
         base_url: Root of the server.
         model: Name the model is served under.
         tokenizer_path: Folder of the served checkpoint.
         max_model_len: Served length in tokens; None asks the server.
         data: Folder of hub data sets in their own layout.
-        seed: Of few-shot sampling and of generation.
+        concurrency: Requests in flight at first; their number follows the server's load.
+        scored: Answers an interrupted attempt left, and where new ones are kept.
         on_progress: Called after every request with those finished and all known so far.
 
     Raises:
         InputError: The task, its data, the model's name or the tokenizer cannot be used, or a
-            prompt does not fit the served length.
+            prompt does not fit the served length and is not to be truncated.
         HubUnreachableError: The task's data cannot be had.
         ServerError: The server is gone, stalls, or keeps failing.
         MeasurementError: The server does not give exact log-probabilities.
@@ -70,42 +74,97 @@ def run_accuracy(
             fix="leave `chat_template` off, or use an instruct checkpoint",
         )
     task = load_task(suite, data=data)
+    documents = draw_documents(task.leaves, suite.limit, suite.seed)
     lm = ServedLM(
         base_url=base_url,
         model=model,
         tokenizer=tokenizer,
         max_model_len=max_model_len,
-        seed=seed,
+        add_bos_token=suite.add_bos_token,
+        truncate=suite.truncate,
+        scored=scored,
+        concurrency=concurrency,
+        seed=suite.seed,
         on_progress=on_progress,
     )
     shots = num_fewshot(suite)
-    results = _evaluate(suite, lm, task, shots, seed)
+    results = _evaluate(suite, lm, task, documents, shots)
     headline = headline_metric(results, suite.task)
-    scores = tuple(task_scores(results, headline, suite.task))
+    scores = tuple(task_scores(results, headline, suite.task, task.leaves))
     first = scores[0]
     if not math.isfinite(first.value):
         raise MeasurementError(f"the score of {suite.task!r} is not finite ({first.value})")
+    cut = _by_document(lm.cut_tokens, documents)
     return AccuracyResult(
         suite=suite.task,
         harness=f"lm-eval {importlib.metadata.version('lm_eval')}",
         headline=first,
         scores=scores,
-        samples=tuple(samples_of(results, headline, task.leaves)),
+        samples=tuple(samples_of(results, headline, task.leaves, cut)),
         num_fewshot=first.num_fewshot if first.num_fewshot is not None else shots,
         limit=suite.limit,
+        seed=suite.seed,
         chat_template=suite.chat_template,
+        fewshot_as_multiturn=suite.fewshot_as_multiturn,
+        system_prompt=suite.system_prompt,
+        add_bos_token=lm.add_bos_token,
+        template_hash=hash_value(tokenizer.chat_template) if tokenizer.chat_template else None,
         tokenizer_hash=hash_tokenizer(tokenizer_path),
+        truncate=suite.truncate,
+        truncated=len(cut),
+        resumed=lm.resumed,
         duration_s=time.monotonic() - started,
         requests=lm.usage.requests,
         prompt_tokens=lm.usage.prompt_tokens,
         cached_tokens=lm.usage.cached_tokens,
-        marks=(f"limit: first {suite.limit} of each task",) if suite.limit else (),
+        marks=_marks(suite, task.leaves, documents, cut),
     )
 
 
+def _marks(
+    suite: AccuracySuite,
+    tasks: Mapping[str, Any],
+    documents: Documents | None,
+    cut: Mapping[tuple[str, int], int],
+) -> tuple[str, ...]:
+    """Say what a reader of the score must know: not all questions, or not whole ones."""
+    marks = []
+    if documents is not None:
+        drawn = sum(map(len, documents.values()))
+        each = f" of each of {len(documents)} tasks" if len(documents) > 1 else ""
+        total = sum(len(task.eval_docs) for task in tasks.values())
+        if drawn < total:
+            marks.append(
+                f"limit: {suite.limit}{each}, {drawn:,} of {total:,} questions drawn with seed "
+                f"{suite.seed}"
+            )
+    if cut:
+        first = ", ".join(f"{task} {number}" for task, number in sorted(cut)[:CUT_SHOWN])
+        more = ", ..." if len(cut) > CUT_SHOWN else ""
+        marks.append(
+            f"truncated: {len(cut):,} questions lost up to {max(cut.values()):,} tokens at their "
+            f"beginning ({first}{more})"
+        )
+    return tuple(marks)
+
+
+def _by_document(
+    cut: Mapping[tuple[str, int], int], documents: Documents | None
+) -> dict[tuple[str, int], int]:
+    """Number documents as the task does: where some were drawn, lm-eval counts only those."""
+    if documents is None:
+        return dict(cut)
+    return {(task, documents[task][number]): tokens for (task, number), tokens in cut.items()}
+
+
 def _evaluate(
-    suite: AccuracySuite, lm: ServedLM, task: LoadedTask, shots: int | None, seed: int
+    suite: AccuracySuite,
+    lm: ServedLM,
+    task: LoadedTask,
+    documents: Documents | None,
+    shots: int | None,
 ) -> Results:
+    seed = LM_EVAL_SEED + suite.seed
     try:
         with quiet_lm_eval():
             results: Results | None = lm_eval.simple_evaluate(
@@ -113,15 +172,16 @@ def _evaluate(
                 tasks=task.roots,
                 task_manager=task.manager,
                 num_fewshot=shots,
-                limit=suite.limit,
+                samples=documents,
                 bootstrap_iters=BOOTSTRAP_ITERATIONS,
                 log_samples=True,
                 apply_chat_template=suite.chat_template,
-                fewshot_as_multiturn=True,
-                random_seed=seed,
-                numpy_random_seed=LM_EVAL_SEED + seed,
-                torch_random_seed=LM_EVAL_SEED + seed,
-                fewshot_random_seed=LM_EVAL_SEED + seed,
+                system_instruction=suite.system_prompt,
+                fewshot_as_multiturn=suite.fewshot_as_multiturn,
+                random_seed=suite.seed,
+                numpy_random_seed=seed,
+                torch_random_seed=seed,
+                fewshot_random_seed=seed,
             )
     except AssertionError as error:  # how lm-eval refuses too many few-shot examples
         raise InputError(
@@ -132,86 +192,3 @@ def _evaluate(
     if results is None:
         raise MeasurementError(f"lm-eval returned no result for {suite.task!r}")
     return results
-
-
-# ----------------------------------------------------------------------- reading lm-eval's results
-
-
-def headline_metric(results: Results, task: str) -> tuple[str, str]:
-    """Return the metric and filter a task is known by, for example ("acc", "none").
-
-    Raises:
-        MeasurementError: lm-eval computed no metric for the task.
-    """
-    keys = [key.partition(",") for key in results["results"].get(task, {}) if "," in key]
-    found = [(name, chosen) for name, _, chosen in keys if not name.endswith("_stderr")]
-    for preferred in HEADLINE_METRICS:
-        for name, chosen in found:
-            if name == preferred:
-                return name, chosen
-    if not found:
-        raise MeasurementError(f"lm-eval computed no score for {task!r}")
-    return found[0]
-
-
-def task_scores(results: Results, metric: tuple[str, str], suite: str) -> list[TaskScore]:
-    """Return the headline metric of the suite itself, then of its groups, then of its tasks."""
-    groups = results.get("groups", {})
-    order = sorted(results["results"], key=lambda name: (name != suite, name not in groups, name))
-    # lm-eval leaves out groups of groups; where all tasks agree, theirs is the groups' too.
-    counts = set(results["n-shot"].values())
-    common = counts.pop() if len(counts) == 1 else None
-    scores = []
-    for name in order:
-        row = results["results"][name]
-        value = row.get(",".join(metric))
-        if value is None:
-            continue  # a group that has no score of its own
-        stderr = row.get(f"{metric[0]}_stderr,{metric[1]}")
-        version = results["versions"].get(name)
-        shots = results["n-shot"].get(name, common)
-        scores.append(
-            TaskScore(
-                task=name,
-                alias=str(row.get("alias", name)).strip(" -"),
-                metric=metric[0],
-                value=float(value),
-                stderr=float(stderr) if isinstance(stderr, (int, float)) else None,
-                n=int(row["sample_len"]),
-                is_group=name in groups,
-                version=None if version is None else str(version),
-                num_fewshot=shots if isinstance(shots, int) else None,
-            )
-        )
-    return scores
-
-
-def samples_of(results: Results, metric: tuple[str, str], tasks: Mapping[str, Any]) -> list[Sample]:
-    """Return every scored document with its value and the options' log-likelihoods."""
-    samples = []
-    for name, logged in results["samples"].items():
-        aggregate = tasks[name].aggregation().get(metric[0])
-        for entry in logged:
-            if entry["filter"] != metric[1] or metric[0] not in entry:
-                continue
-            samples.append(
-                Sample(
-                    task=name,
-                    doc_hash=entry["doc_hash"],
-                    value=_value(entry[metric[0]], aggregate),
-                    loglikelihoods=_loglikelihoods(entry["filtered_resps"]),
-                    target=str(entry["target"]),
-                )
-            )
-    return samples
-
-
-def _value(raw: Any, aggregate: Any) -> float:
-    """Return a document's own value; perplexities are kept by lm-eval as (sum, weight)."""
-    return float(raw) if isinstance(raw, (bool, int, float)) else float(aggregate([raw]))
-
-
-def _loglikelihoods(responses: Sequence[Any]) -> tuple[float, ...]:
-    """Return the log-likelihood of each option; empty for generated text."""
-    values = [r[0] if isinstance(r, (tuple, list)) and r else r for r in responses]
-    return tuple(float(v) for v in values if isinstance(v, (int, float)))

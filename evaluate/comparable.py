@@ -10,7 +10,14 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 
-from qkit.measurements import AccuracyResult, BenchResult, Hardware, Measurement, ServerRecord
+from qkit.measurements import (
+    AccuracyResult,
+    BenchResult,
+    FidelityResult,
+    Hardware,
+    Measurement,
+    ServerRecord,
+)
 
 #: Totals of the same machine differ by a few pages between kernels; other machines by far more.
 MEMORY_TOLERANCE = 0.01
@@ -28,6 +35,8 @@ def differences(baseline: Measurement, variant: Measurement) -> tuple[str, ...]:
         found += bench_differences(baseline.bench, variant.bench)
     if baseline.accuracy and variant.accuracy:
         found += accuracy_differences(baseline.accuracy, variant.accuracy)
+    if baseline.fidelity and variant.fidelity:
+        found += fidelity_differences(baseline.fidelity, variant.fidelity)
     return found
 
 
@@ -73,10 +82,12 @@ def bench_differences(baseline: BenchResult, variant: BenchResult) -> tuple[str,
     """Compare two sweeps: prompts, lengths, stopping, endpoint and sampling."""
     found = [
         _hash_difference("prompt set", baseline.prompt_hash, variant.prompt_hash),
+        _difference("workload", baseline.workload, variant.workload),
         _difference("input tokens", baseline.input_tokens, variant.input_tokens),
         _difference("output tokens", baseline.output_tokens, variant.output_tokens),
         _difference("ignore_eos", baseline.ignore_eos, variant.ignore_eos),
         _difference("endpoint", baseline.endpoint, variant.endpoint),
+        _difference("arrivals", baseline.arrival, variant.arrival),
         *_mapping_differences("sampling", baseline.sampling, variant.sampling),
     ]
     return tuple(text for text in found if text)
@@ -95,6 +106,21 @@ def accuracy_differences(baseline: AccuracyResult, variant: AccuracyResult) -> t
         _difference("chat template", baseline.chat_template, variant.chat_template),
         _hash_difference("tokenizer hash", baseline.tokenizer_hash, variant.tokenizer_hash),
     ]
+    return tuple(text for text in found if text)
+
+
+def fidelity_differences(baseline: FidelityResult, variant: FidelityResult) -> tuple[str, ...]:
+    """Compare what was scored: text, tokenizer, windows, tokens and generations."""
+    found = [
+        _hash_difference("text", baseline.text_hash, variant.text_hash),
+        _hash_difference("tokenizer hash", baseline.tokenizer_hash, variant.tokenizer_hash),
+        *(
+            _difference(field.replace("_", " "), getattr(baseline, field), getattr(variant, field))
+            for field in ("window_tokens", "scored_tokens", "top_logprobs", "greedy_tokens")
+        ),
+    ]
+    if not any(found):  # whatever else may differ shows in what was sent
+        found = [_hash_difference("tokens sent", baseline.tokens_hash, variant.tokens_hash)]
     return tuple(text for text in found if text)
 
 

@@ -15,6 +15,8 @@ import math
 import statistics
 from collections.abc import Sequence
 
+from qkit.evaluate.latency import e2e_ms, known, tpot_ms
+from qkit.levels import Level
 from qkit.measurements import BenchCell, BenchResult, RequestRecord, Stored
 
 #: Percent that medians move between repeats without any cause.
@@ -26,9 +28,10 @@ MEDIAN_FACTOR = math.sqrt(math.pi / 2)
 
 
 class Drift(Stored):
-    """Change of the baseline between its first and its last benchmark, at one concurrency."""
+    """Change of the baseline between its first and its last benchmark, at one level."""
 
-    concurrency: int
+    concurrency: int | None
+    request_rate: float | None = None
     #: 100 * (last - first) / first of the median TPOT; None where either is unknown.
     tpot_percent: float | None
     #: Changes up to this are noise.
@@ -39,13 +42,16 @@ class Drift(Stored):
     #: Whether either figure moved by more than its noise.
     moved: bool
 
+    @property
+    def level(self) -> Level:
+        """The load."""
+        return Level(self.concurrency, self.request_rate)
+
 
 def measure_drift(first: BenchResult, last: BenchResult) -> tuple[Drift, ...]:
-    """Compare two sweeps of the baseline at every concurrency level that both have."""
-    again = {cell.concurrency: cell for cell in last.cells}
-    return tuple(
-        _drift(cell, again[cell.concurrency]) for cell in first.cells if cell.concurrency in again
-    )
+    """Compare two sweeps of the baseline at every level that both have."""
+    again = {cell.level: cell for cell in last.cells}
+    return tuple(_drift(cell, again[cell.level]) for cell in first.cells if cell.level in again)
 
 
 def _drift(first: BenchCell, last: BenchCell) -> Drift:
@@ -57,6 +63,7 @@ def _drift(first: BenchCell, last: BenchCell) -> Drift:
     rate_noise = _noise([_durations(first.requests), _durations(last.requests)], 1.0)
     return Drift(
         concurrency=first.concurrency,
+        request_rate=first.request_rate,
         tpot_percent=tpot,
         tpot_noise_percent=tpot_noise,
         output_tok_per_s_percent=rate,
@@ -88,22 +95,10 @@ def _relative_stderr(values: Sequence[float]) -> float:
 
 
 def _tpots(requests: Sequence[RequestRecord]) -> list[float]:
-    """Return each successful request's time per output token, in seconds."""
-    return [
-        (r.last_token_s - r.first_token_s) / (r.output_tokens - 1)
-        for r in requests
-        if r.status == "ok"
-        and r.first_token_s is not None
-        and r.last_token_s is not None
-        and r.output_tokens is not None
-        and r.output_tokens > 1
-    ]
+    """Return each successful request's time per output token."""
+    return known(tpot_ms(record) for record in requests if record.status == "ok")
 
 
 def _durations(requests: Sequence[RequestRecord]) -> list[float]:
-    """Return each successful request's time from sending to its last token, in seconds."""
-    return [
-        r.last_token_s - r.start_s
-        for r in requests
-        if r.status == "ok" and r.last_token_s is not None
-    ]
+    """Return each successful request's time to its last token."""
+    return known(e2e_ms(record) for record in requests if record.status == "ok")

@@ -1,48 +1,28 @@
-"""From the records of requests to the figures of a cell: pure arithmetic.
+"""Figures of requests and of sets of them, from their records: pure arithmetic.
 
 Definitions, per request and on the client's side:
 
-- ttft: request sent to the first chunk that carries a token.
-- e2e: request sent to the last chunk that carries a token.
+- ttft: request sent to the first chunk that carries a token. In an open loop it counts from when
+  the request was due, so that a client or server that falls behind does not look fast (the
+  "coordinated omission" of G. Tene, "How not to measure latency").
+- e2e: from the same moment to the last chunk that carries a token.
 - tpot: (e2e - ttft) / (output tokens - 1); undefined below two tokens.
 - itl: gaps between chunks that carry a token, pooled over requests; per chunk, not per token.
 
-Only requests with status "ok" enter a figure. Every stored figure can be computed again from the
-stored records with `summarize`.
+Only requests with status "ok" enter a figure.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from qkit.evaluate.server_metrics import Counters
-from qkit.measurements import BenchCell, Distribution, RequestRecord
+from qkit.measurements import Distribution, RequestRecord, SteadyWindow
+from qkit.suites import FEWEST_VALUES
 
-#: Share of failed requests above which a cell has no headline figures.
-FAILED_SHARE_MAX = 0.01
-#: A single-threaded client above this share of one core falls behind its streams.
-CLIENT_CPU_SHARE_MAX = 0.8
-#: A client whose loop is, 1 % of the time, late by more than both this and a tenth of the median
-#: time to first token has distorted what it stamped. One late wake-up touches one chunk.
-CLIENT_LAG_MS_MAX = 10.0
-CLIENT_LAG_TTFT_SHARE = 0.1
-#: The smallest n at which a percentile is not just the maximum.
-_FEWEST = {90: 10, 95: 20, 99: 100}
 _EMPTY = Distribution(n=0, mean=None, p50=None, p90=None, p95=None, p99=None, max=None)
-
-
-@dataclass(frozen=True, slots=True)
-class ClientLoad:
-    """How busy the load generator itself was during a cell."""
-
-    lag_ms_max: float
-    lag_ms_p99: float
-    #: CPU time of the process / wall time; 1.0 is one whole core.
-    cpu_share: float
 
 
 def distribution(values: Iterable[float]) -> Distribution:
@@ -56,7 +36,7 @@ def distribution(values: Iterable[float]) -> Distribution:
         return _EMPTY
 
     def percentile(q: int) -> float | None:
-        if n < _FEWEST.get(q, 1):
+        if n < FEWEST_VALUES.get(f"p{q}", 1):
             return None
         position = (n - 1) * q / 100
         low = math.floor(position)
@@ -74,18 +54,23 @@ def distribution(values: Iterable[float]) -> Distribution:
     )
 
 
+def due_s(record: RequestRecord) -> float:
+    """When a request's time begins: when it was due, or in a closed loop when it was sent."""
+    return record.start_s if record.scheduled_s is None else record.scheduled_s
+
+
 def ttft_ms(record: RequestRecord) -> float | None:
     """Time to first token in milliseconds, or None without a token."""
     if record.first_token_s is None:
         return None
-    return (record.first_token_s - record.start_s) * 1000
+    return (record.first_token_s - due_s(record)) * 1000
 
 
 def e2e_ms(record: RequestRecord) -> float | None:
     """Time to the last token in milliseconds, or None without a token."""
     if record.last_token_s is None:
         return None
-    return (record.last_token_s - record.start_s) * 1000
+    return (record.last_token_s - due_s(record)) * 1000
 
 
 def tpot_ms(record: RequestRecord) -> float | None:
@@ -102,165 +87,104 @@ def itl_ms(record: RequestRecord) -> list[float]:
     return [(later - earlier) * 1000 for earlier, later in pairwise(record.chunk_s)]
 
 
-def steady_tok_per_s(concurrency: int, records: Sequence[RequestRecord]) -> float | None:
-    """Return output tokens per second while all slots were busy, or None if they never were.
+def dispatch_ms(record: RequestRecord) -> float | None:
+    """Time until a request's body had been handed to the operating system, or None if never."""
+    return None if record.written_s is None else (record.written_s - due_s(record)) * 1000
 
-    The window opens when the last slot gets its first request and closes at the first end after
-    the last request was sent. A chunk counts as output tokens / chunks of its request, at its
-    arrival.
+
+def figures_ms(record: RequestRecord, metric: str) -> list[float]:
+    """Return a request's figures of a metric: "ttft", "tpot", "e2e" (at most one), or "itl"."""
+    if metric == "itl":
+        return itl_ms(record)
+    figure = {"ttft": ttft_ms, "tpot": tpot_ms, "e2e": e2e_ms}[metric](record)
+    return [] if figure is None else [figure]
+
+
+def in_flight_max(records: Sequence[RequestRecord]) -> int:
+    """Return the most requests that were under way at one moment."""
+    # An end at the moment of a start comes first: the slot that becomes free is taken again.
+    changes = sorted([(r.start_s, 1) for r in records] + [(r.end_s, -1) for r in records])
+    now = most = 0
+    for _, change in changes:
+        now += change
+        most = max(most, now)
+    return most
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A stretch of a cell, seconds on the run's clock."""
+
+    opens_s: float
+    closes_s: float
+
+    @property
+    def duration_s(self) -> float:
+        """Length in seconds."""
+        return self.closes_s - self.opens_s
+
+    def holds(self, moment: float | None) -> bool:
+        """Whether a moment lies inside; the opening moment does not."""
+        return moment is not None and self.opens_s < moment <= self.closes_s
+
+
+def steady_window(concurrency: int | None, records: Sequence[RequestRecord]) -> Window | None:
+    """Return when the load of one repeat was full, or None if it never was.
+
+    Closed loop: it opens when the last slot gets its first request, and closes at the first end
+    after the last request was sent. Open loop (no concurrency): it opens when the first request
+    has ended, because from then on requests leave as well as come, and closes when the last is
+    sent.
     """
     starts = sorted(record.start_s for record in records)
-    if len(starts) < concurrency:
+    if concurrency is None:
+        window = Window(min(record.end_s for record in records), starts[-1])
+    elif len(starts) < concurrency:
         return None
-    opens = starts[concurrency - 1]
-    # Strictly after: the end that made room for the last request may bear the same time stamp.
-    closes = min((r.end_s for r in records if r.end_s > starts[-1]), default=opens)
-    if closes <= opens:
-        return None
+    else:
+        opens = starts[concurrency - 1]
+        # Strictly after: the end that made room for the last request may bear the same stamp.
+        closes = min((r.end_s for r in records if r.end_s > starts[-1]), default=opens)
+        window = Window(opens, closes)
+    return window if window.duration_s > 0 else None
+
+
+def tokens_inside(window: Window, records: Iterable[RequestRecord]) -> float:
+    """Return the output tokens of successful requests that came inside a window.
+
+    A chunk counts as output tokens / chunks of its request, at its arrival.
+    """
     tokens = 0.0
     for record in records:
         if record.status == "ok" and record.chunk_s and record.output_tokens is not None:
-            inside = sum(opens < arrival <= closes for arrival in record.chunk_s)
+            inside = sum(map(window.holds, record.chunk_s))
             tokens += record.output_tokens * inside / len(record.chunk_s)
-    return tokens / (closes - opens)
+    return tokens
 
 
-def summarize(
-    concurrency: int,
-    records: Sequence[RequestRecord],
-    *,
-    server: Counters,
-    client: ClientLoad,
-    shared_prefix_tokens: int = 0,
-) -> BenchCell:
-    """Compute a cell from the records of its measured requests.
-
-    Args:
-        concurrency: Slots of the closed loop.
-        records: All measured requests, failed ones included, at least one.
-        server: Growth of the server's counters during the cell.
-        client: The client's watch on itself.
-        shared_prefix_tokens: Prompt tokens per request that may come from the prefix cache
-            without a mark; a chat template's own beginning is the same in every request.
-
-    Returns:
-        The cell. Throughput is taken over the time from the first request's start to the last
-        token of a successful one. Above 1 % failed requests all headline figures are None.
-    """
-    ok = [record for record in records if record.status == "ok"]
-    failed = len(records) - len(ok)
-    usable = ok if failed <= FAILED_SHARE_MAX * len(records) else []
-    first_start = min(record.start_s for record in records)
-    window = max((r.last_token_s or r.end_s for r in usable), default=first_start) - first_start
-    output = _total(record.output_tokens for record in usable)
-    prompt = _total(record.prompt_tokens for record in usable)
-    total = None if output is None or prompt is None else output + prompt
-    ttft = distribution(_known(map(ttft_ms, usable)))
-    return BenchCell(
-        concurrency=concurrency,
-        n=len(records),
-        failed=failed,
-        duration_s=max(record.end_s for record in records) - first_start,
-        ttft_ms=ttft,
-        tpot_ms=distribution(_known(map(tpot_ms, usable))),
-        itl_ms=distribution(gap for record in usable for gap in itl_ms(record)),
-        e2e_ms=distribution(_known(map(e2e_ms, usable))),
-        output_tok_per_s=_rate(output, window),
-        total_tok_per_s=_rate(total, window),
-        req_per_s=_rate(len(usable) or None, window),
-        steady_tok_per_s=steady_tok_per_s(concurrency, records) if usable else None,
-        output_tokens_mean=_mean(record.output_tokens for record in ok),
-        input_tokens_mean=_mean(record.prompt_tokens for record in ok),
-        prefix_hit_tokens=server.prefix_hit_tokens,
-        preemptions=server.preemptions,
-        client_lag_ms_max=client.lag_ms_max,
-        client_lag_ms_p99=client.lag_ms_p99,
-        client_cpu_share=client.cpu_share,
-        marks=(
-            *_failure_marks(records),
-            *_server_marks(server, allowed=shared_prefix_tokens * len(records)),
-            *_client_marks(client, ttft.p50),
-        ),
-        requests=tuple(records),
+def steady_figures(
+    concurrency: int | None, repeats: Sequence[Sequence[RequestRecord]]
+) -> SteadyWindow | None:
+    """Return the figures of the steady windows of a cell's repeats together."""
+    seconds = tokens = 0.0
+    inside: list[RequestRecord] = []
+    for records in repeats:
+        window = steady_window(concurrency, records)
+        if window is not None:
+            seconds += window.duration_s
+            tokens += tokens_inside(window, records)
+            inside += [r for r in records if r.status == "ok" and window.holds(r.first_token_s)]
+    if not seconds:
+        return None
+    return SteadyWindow(
+        duration_s=seconds,
+        n=len(inside),
+        ttft_ms=distribution(known(map(ttft_ms, inside))),
+        tpot_ms=distribution(known(map(tpot_ms, inside))),
+        output_tok_per_s=tokens / seconds,
     )
 
 
-def _failure_marks(records: Sequence[RequestRecord]) -> list[str]:
-    """Marks that the records themselves give."""
-    marks = []
-    n = len(records)
-    failed = [record for record in records if record.status != "ok"]
-    if failed:
-        kinds = ", ".join(
-            f"{count} {kind}"
-            for kind, count in Counter(record.status for record in failed).most_common()
-        )
-        over = len(failed) > FAILED_SHARE_MAX * n
-        effect = "above 1 %: no figures" if over else "left out of the figures"
-        marks.append(
-            f"{len(failed)} of {n} requests failed ({kinds}), {effect}; "
-            f"the first: {failed[0].error or failed[0].status}"
-        )
-    lengths = sum(record.status == "length" for record in failed)
-    if lengths:
-        marks.append(
-            f"{lengths} of {n} answers have another length than asked although ignore_eos was "
-            "sent; a server that does not know it needs bench.ignore_eos: false"
-        )
-    estimated = sum(record.tokens_estimated for record in records if record.status == "ok")
-    if estimated:
-        marks.append(
-            f"output tokens of {estimated} of {n} requests are estimated with the tokenizer, "
-            "because the server sent no usage"
-        )
-    return marks
-
-
-def _server_marks(server: Counters, *, allowed: int) -> list[str]:
-    marks = []
-    if server.prefix_hit_tokens is not None and server.prefix_hit_tokens > allowed:
-        marks.append(
-            f"the prefix cache served {server.prefix_hit_tokens:.0f} prompt tokens, though no "
-            "prompt repeats: something else uses the server, or its cache was not empty"
-        )
-    if server.preemptions:
-        marks.append(
-            f"the server preempted {server.preemptions:.0f} requests: its KV cache is too small "
-            "for this concurrency"
-        )
-    return marks
-
-
-def _client_marks(client: ClientLoad, ttft_ms_p50: float | None) -> list[str]:
-    marks = []
-    if client.cpu_share > CLIENT_CPU_SHARE_MAX:
-        marks.append(
-            f"the client used {client.cpu_share:.0%} of a core and may have been the bottleneck"
-        )
-    limit = max(CLIENT_LAG_MS_MAX, CLIENT_LAG_TTFT_SHARE * (ttft_ms_p50 or 0.0))
-    if client.lag_ms_p99 > limit:
-        marks.append(
-            "the client was starved of CPU time: its event loop ran late, so may the times"
-        )
-    return marks
-
-
-def _known(values: Iterable[float | None]) -> list[float]:
+def known(values: Iterable[float | None]) -> list[float]:
+    """Return the values that are known."""
     return [value for value in values if value is not None]
-
-
-def _total(values: Iterable[int | None]) -> int | None:
-    """Sum, or None if there is nothing to sum or one of them is not known."""
-    items = list(values)
-    known = [item for item in items if item is not None]
-    return sum(known) if known and len(known) == len(items) else None
-
-
-def _mean(values: Iterable[int | None]) -> float | None:
-    items = list(values)
-    total = _total(items)
-    return None if total is None else total / len(items)
-
-
-def _rate(amount: int | None, window_s: float) -> float | None:
-    return None if amount is None or window_s <= 0 else amount / window_s

@@ -10,17 +10,20 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
-from lm_eval.models.utils import handle_stop_sequences
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from qkit.errors import InputError, MeasurementError
+from qkit.evaluate.adaptive import START
+from qkit.evaluate.encoding import PromptEncoder, first_difference, generation
+from qkit.evaluate.fitting import cut_context, cut_prompt, require_fit
+from qkit.evaluate.scored_answers import ScoredAnswers
 from qkit.evaluate.scoring_client import ScoringClient
 from qkit.evaluate.scoring_requests import (
     MAX_TOKEN_IDS,
@@ -34,8 +37,6 @@ from qkit.evaluate.scoring_requests import (
     Usage,
 )
 
-#: lm-eval's own default for tasks that do not say how much to generate.
-DEFAULT_MAX_GEN_TOKS = 256
 #: Pairs that are tokenized together; bounds the memory of long few-shot prompts.
 ENCODE_CHUNK = 2048
 #: Words, digits, spaces, code, other scripts, an emoji and ChatML's markers: tokenizers that agree
@@ -76,22 +77,31 @@ class ServedLM(TemplateLM):  # type: ignore[misc]
     """A served model as lm-eval sees it.
 
     Tokenization of context and continuation is `TemplateLM`'s own. A prompt that does not fit the
-    served length is an error before anything is sent; nothing is truncated.
+    served length is an error before anything is sent, or, where that is asked for, loses its
+    beginning and is listed in `cut_tokens`.
 
     Args:
         base_url: Root of the server, with or without `/v1`.
         model: Name the model is served under.
         tokenizer: The served checkpoint's tokenizer; see `load_tokenizer`.
         max_model_len: Served length in tokens; None asks the server.
-        add_bos_token: Whether prompts begin with the tokenizer's special tokens.
-        concurrency: Requests in flight.
+        add_bos_token: Whether prompts begin with BOS; None does what the tokenizer does by itself,
+            as lm-eval's own hf and vllm models do.
+        truncate: Cut prompts over the served length at their beginning.
+        scored: Answers that are there already, and where new ones are kept.
+        concurrency: Requests in flight at first; their number follows the server's load.
         timeout_s: Seconds of silence after which a request has failed.
         seed: Seed of generation with a temperature above 0.
         on_progress: Called after every request with those finished and all known so far.
 
+    Attributes:
+        usage: What was sent so far.
+        resumed: Requests whose answers were there already.
+        cut_tokens: Tokens a prompt lost, the most of any of its options, by (task, document).
+
     Raises:
-        InputError: The server does not serve `model`, has another tokenizer, or the served length
-            is not known.
+        InputError: The server does not serve `model`, has another tokenizer, the served length is
+            not known, or BOS is asked of a tokenizer that has none.
         ServerError: The server does not answer.
     """
 
@@ -102,8 +112,10 @@ class ServedLM(TemplateLM):  # type: ignore[misc]
         model: str,
         tokenizer: Any,
         max_model_len: int | None = None,
-        add_bos_token: bool = False,
-        concurrency: int = 32,
+        add_bos_token: bool | None = None,
+        truncate: bool = False,
+        scored: ScoredAnswers | None = None,
+        concurrency: int = START,
         timeout_s: float = 600.0,
         seed: int = 0,
         on_progress: OnProgress | None = None,
@@ -111,11 +123,14 @@ class ServedLM(TemplateLM):  # type: ignore[misc]
         super().__init__()
         self.tokenizer = tokenizer
         self.usage = Usage()
-        self._add_bos_token = add_bos_token
+        self.resumed = 0
+        self.cut_tokens: dict[tuple[str, int], int] = {}
+        self._encoder = PromptEncoder(tokenizer, add_bos_token)
+        self._truncate = truncate
+        self._scored = scored
         self._seed = seed
         self._on_progress = on_progress
         self._done = self._total = 0
-        self._encoded: dict[str, list[int]] = {}
         self._client = ScoringClient(
             base_url, model, concurrency=concurrency, timeout_s=timeout_s, usage=self.usage
         )
@@ -138,19 +153,20 @@ class ServedLM(TemplateLM):  # type: ignore[misc]
             theirs = await client.tokenize(PROBE_TEXT)
         ours = self.tok_encode(PROBE_TEXT, add_special_tokens=False)
         if theirs is not None and theirs != ours:
-            at = next(
-                (i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b),
-                min(len(ours), len(theirs)),
-            )
             raise InputError(
-                f"the server of {served.name!r} has another tokenizer: of a probe text, token "
-                f"{at} is {_at(theirs, at)} there and {_at(ours, at)} here",
+                f"the server of {served.name!r} has another tokenizer: of a probe text, "
+                + first_difference(ours, theirs),
                 where=getattr(self.tokenizer, "name_or_path", None) or None,
                 fix="give the tokenizer of the checkpoint that is served",
             )
         return served
 
     # ------------------------------------------------------------------------------ tokenization
+
+    @property
+    def add_bos_token(self) -> bool:
+        """Whether prompts begin with BOS."""
+        return self._encoder.add_bos
 
     @property
     def eot_token_id(self) -> int:
@@ -172,27 +188,8 @@ class ServedLM(TemplateLM):  # type: ignore[misc]
     def tok_encode(
         self, string: str, add_special_tokens: bool | None = None, **_unused: Any
     ) -> list[int]:
-        """Return a text's token ids."""
-        special = self._special_tokens(string) if add_special_tokens is None else add_special_tokens
-        if add_special_tokens is None and (known := self._encoded.get(string)) is not None:
-            return known
-        encoding = self.tokenizer(string, add_special_tokens=special, return_attention_mask=False)
-        return list(encoding["input_ids"])
-
-    def _special_tokens(self, string: str) -> bool:
-        """Whether to add special tokens: as asked for, but never a second BOS."""
-        bos = self.tokenizer.bos_token
-        return self._add_bos_token and not (bos and string.startswith(bos))
-
-    def _encode_ahead(self, strings: Iterable[str]) -> None:
-        """Tokenize many texts at once, on all cores; `tok_encode` then only looks them up."""
-        self._encoded.clear()
-        if self._add_bos_token:
-            return
-        texts = list(dict.fromkeys(strings))
-        if texts:
-            ids = self.tokenizer(texts, add_special_tokens=False, return_attention_mask=False)
-            self._encoded.update(zip(texts, ids["input_ids"], strict=True))
+        """Return a text's token ids; BOS before them where prompts have it, but never twice."""
+        return self._encoder.encode(string, bos=add_special_tokens)
 
     def apply_chat_template(
         self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
@@ -219,9 +216,10 @@ class ServedLM(TemplateLM):  # type: ignore[misc]
         encoded: list[Encoded] = []
         for start in range(0, len(pairs), ENCODE_CHUNK):
             chunk = pairs[start : start + ENCODE_CHUNK]
-            self._encode_ahead(text for context, more in chunk for text in _texts(context, more))
-            encoded += [self._encode(context, continuation) for context, continuation in chunk]
-        self._encoded.clear()
+            self._encoder.ahead(text for context, more in chunk for text in _texts(context, more))
+            for request, (context, continuation) in zip(requests[start:], chunk, strict=False):
+                encoded.append(self._fit(request, self._encode(context, continuation)))
+        self._encoder.forget()
         return self._loglikelihood_tokens(encoded)
 
     def _encode(self, context: str, continuation: str) -> Encoded:
@@ -232,6 +230,19 @@ class ServedLM(TemplateLM):  # type: ignore[misc]
         if tokens and tokens[0] == self.prefix_token_id:
             return (pair, tokens[:1], tokens[1:])
         return (pair, [self.prefix_token_id], tokens)
+
+    def _fit(self, request: Instance, encoded: Encoded) -> Encoded:
+        """Shorten a context to the served length where that is asked for, and list it."""
+        text, context, continuation = encoded
+        if self._truncate:
+            context, cut = cut_context(context, continuation, self.max_length)
+            self._list_cut(request, cut)
+        return text, context, continuation
+
+    def _list_cut(self, request: Instance, tokens: int) -> None:
+        document = (str(request.task_name), int(request.doc_id))
+        if tokens > self.cut_tokens.get(document, 0):
+            self.cut_tokens[document] = tokens
 
     def _loglikelihood_tokens(
         self,
@@ -318,7 +329,7 @@ class ServedLM(TemplateLM):  # type: ignore[misc]
         asked: list[GenerateRequest] = []
         seen: dict[GenerateRequest, int] = {}
         for request in requests:
-            one = self._generation(str(request.args[0]), dict(request.args[1]))
+            one = self._generation(request)
             repeat = seen[one] = seen.get(one, -1) + 1
             if repeat and one.temperature > 0:
                 # A repeat of a sampled answer is another draw, not the same one.
@@ -327,59 +338,49 @@ class ServedLM(TemplateLM):  # type: ignore[misc]
         answers = self._ask(asked)
         return [str(answers[one]) for one in asked]
 
-    def _generation(self, context: str, settings: dict[str, Any]) -> GenerateRequest:
-        """Read a task's generation settings the way lm-eval's own API client does."""
-        settings.pop("do_sample", None)
-        fallback = settings.pop("max_gen_toks", DEFAULT_MAX_GEN_TOKS)
-        return GenerateRequest(
-            prompt=tuple(self.tok_encode(context)),
-            max_tokens=int(settings.pop("max_tokens", fallback)),
-            temperature=float(settings.pop("temperature", 0)),
-            stop=tuple(handle_stop_sequences(settings.pop("until", None), None)),
-            seed=self._seed,
-            extra=tuple(sorted(settings.items())),
-        )
+    def _generation(self, request: Instance) -> GenerateRequest:
+        """Encode a prompt and read the task's settings."""
+        asked = generation(self.tok_encode(str(request.args[0])), request.args[1], seed=self._seed)
+        if self._truncate:
+            prompt, cut = cut_prompt(list(asked.prompt), asked.max_tokens, self.max_length)
+            self._list_cut(request, cut)
+            asked = replace(asked, prompt=tuple(prompt))
+        return asked
 
     # ----------------------------------------------------------------------------------- sending
 
     def _ask(self, requests: Sequence[Request]) -> dict[Request, Answer]:
-        """Answer requests; equal ones are sent once."""
+        """Answer requests; equal ones are sent once, those answered before not at all."""
         different = list(dict.fromkeys(requests))
-        self._require_fit(different)
+        require_fit(
+            different, self.max_length, where=self._client.base_url, truncate=self._truncate
+        )
         answers: dict[Request, Answer] = {}
+        if self._scored is not None:
+            for request in different:
+                if (known := self._scored.get(request)) is not None:
+                    answers[request] = known
+        to_send = [request for request in different if request not in answers]
+        self.resumed += len(answers)
+        self._done += len(answers)
         self._total += len(different)
 
         def keep(index: int, answer: Answer) -> None:
-            answers[different[index]] = answer
+            request = to_send[index]
+            if self._scored is not None:
+                self._scored.keep(request, answer)
+            answers[request] = answer
             self._done += 1
             if self._on_progress is not None:
                 self._on_progress(self._done, self._total)
 
         async def run() -> None:
             async with self._client as client:
-                await client.answer_all(
-                    different, block_size=self._served.block_size, on_answer=keep
-                )
+                await client.answer_all(to_send, block_size=self._served.block_size, on_answer=keep)
 
-        if different:
+        if to_send:
             asyncio.run(run())
         return answers
-
-    def _require_fit(self, requests: Sequence[Request]) -> None:
-        """Refuse prompts that leave no room for what is generated after them."""
-        needed = [
-            len(r.prompt) + (r.max_tokens if isinstance(r, GenerateRequest) else 1)
-            for r in requests
-        ]
-        over = [length for length in needed if length > self.max_length]
-        if over:
-            raise InputError(
-                f"{len(over)} of {len(needed)} prompts do not fit the served length of "
-                f"{self.max_length} tokens; the longest needs {max(over)}",
-                where=self._client.base_url,
-                fix=f"serve with max_model_len {max(over)} or more, or ask for fewer few-shot "
-                "examples (nothing is truncated silently)",
-            )
 
 
 def _texts(context: str, continuation: str) -> tuple[str, str]:
@@ -397,7 +398,3 @@ def _total(answer: Answer) -> tuple[float, bool]:
     """Return the sum of log-probabilities, in order, and whether every token was greedy."""
     scores = _scores(answer)
     return sum(score.logprob for score in scores), all(score.is_greedy for score in scores)
-
-
-def _at(tokens: Sequence[int], position: int) -> str:
-    return str(tokens[position]) if position < len(tokens) else "missing"

@@ -7,8 +7,10 @@ from collections.abc import Mapping, Sequence
 from qkit.evaluate.comparable import differences
 from qkit.evaluate.drift import Drift, measure_drift
 from qkit.evaluate.pairing import Pairing, VariantInput, is_fraction
+from qkit.levels import Level, names
 from qkit.measurements import Measurement
 from qkit.recipe import BENCH_AGAIN
+from qkit.suites import FIDELITY_AGAIN
 
 #: Steps before any suite: where one failed, no suite was due.
 _EARLY_STEPS = ("quantize", "serve")
@@ -37,6 +39,7 @@ def row_marks(
         *(mark for m in suites.values() for mark in m.server.marks),
         *(mark for pairing in pairings.values() for mark in _accuracy_marks(pairing)),
         *(mark for pairing in pairings.values() for mark in _bench_marks(pairing, headline_bench)),
+        *_fidelity_marks(variant),
         *_repeat_marks(variant),
     ]
     return tuple(dict.fromkeys(one_line(mark) for mark in marks))
@@ -51,7 +54,7 @@ def _missing_marks(variant: VariantInput, baseline: VariantInput | None) -> list
     ):
         return []
     done = variant.suites.keys() | {failure.step for failure in variant.failures}
-    due = [suite for suite in baseline.suites if suite != BENCH_AGAIN]
+    due = [suite for suite in baseline.suites if suite not in (BENCH_AGAIN, FIDELITY_AGAIN)]
     return [f"not measured: {suite}" for suite in due if suite not in done]
 
 
@@ -98,21 +101,36 @@ def _identity_marks(suites: Mapping[str, Measurement]) -> list[str]:
 
 
 def _bench_marks(pairing: Pairing, headline_bench: str) -> list[str]:
-    """Collect the cells' marks, each with the concurrency levels it is about."""
-    levels: dict[str, list[str]] = {}
+    """Collect the cells' marks, each with the levels it is about."""
+    levels: dict[str, list[Level]] = {}
     for cell in pairing.measurement.bench.cells if pairing.measurement.bench else ():
         for mark in cell.marks:
-            levels.setdefault(mark, []).append(str(cell.concurrency))
+            levels.setdefault(mark, []).append(cell.level)
     suite = pairing.measurement.suite
     which = "" if suite == headline_bench else f"{suite}, "
-    return [f"{which}concurrency {', '.join(where)}: {mark}" for mark, where in levels.items()]
+    marks = [f"{which}{names(where)}: {mark}" for mark, where in levels.items()]
+    if pairing.measurement.bench and not pairing.measurement.bench.complete:
+        marks.append(f"{which}interrupted: the other levels were not measured")
+    return marks
+
+
+def _fidelity_marks(variant: VariantInput) -> list[str]:
+    """Say which log-probabilities are lost, and what was seen measuring them."""
+    marks = []
+    for suite, measurement in variant.suites.items():
+        if measurement.fidelity:
+            marks += [f"{suite}: {mark}" for mark in measurement.fidelity.marks]
+            if suite not in variant.scores:
+                marks.append(f"{suite}: its file of log-probabilities is lost; measure it again")
+    return marks
 
 
 def _repeat_marks(variant: VariantInput) -> list[str]:
+    repeats = {BENCH_AGAIN: "benchmark", FIDELITY_AGAIN: "fidelity suite"}
     return [
-        f"its second benchmark failed: {one_line(failure.reason)}"
+        f"its second {repeats[failure.step]} failed: {one_line(failure.reason)}"
         for failure in variant.failures
-        if failure.step == BENCH_AGAIN
+        if failure.step in repeats
     ]
 
 
@@ -145,6 +163,18 @@ def table_notes(
     return (_drift_note(name, moved),) if moved else ()
 
 
+def calibration_notes(variants: Sequence[VariantInput]) -> tuple[str, ...]:
+    """Say once for each kind of calibration data why it may not be right for the model."""
+    warned: dict[str, list[str]] = {}
+    for variant in variants:
+        record = variant.record.calibration if variant.record else None
+        if record is not None and record.warning:
+            warned.setdefault(one_line(record.warning), []).append(variant.name)
+    return tuple(
+        f"Calibration of {', '.join(names)}: {warning}." for warning, names in warned.items()
+    )
+
+
 def _drift_note(name: str, moved: Sequence[Drift]) -> str:
     """Say in one sentence at which levels and how far the baseline moved beyond its noise."""
     figures = (
@@ -162,9 +192,9 @@ def _drift_note(name: str, moved: Sequence[Drift]) -> str:
             low, high = min(known), max(known)
             span = f"{low:+.1f} %" if low == high else f"{low:+.1f} to {high:+.1f} %"
             parts.append(f"{what} {span} (noise up to {max(noises):.1f} %)")
-    levels = ", ".join(str(d.concurrency) for d in moved)
+    levels = names(d.level for d in moved)
     return (
-        f"The machine drifted: between the first and the last benchmark of {name} at concurrency "
+        f"The machine drifted: between the first and the last benchmark of {name} at "
         f"{levels}, {' and '.join(parts)}. Ratios of that size mean nothing here."
     )
 

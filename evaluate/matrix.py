@@ -14,10 +14,17 @@ from qkit.evaluate.comparable import server_differences
 from qkit.evaluate.derived import Price
 from qkit.evaluate.drift import Drift
 from qkit.evaluate.figures import ratio
-from qkit.evaluate.marks import baseline_drift, one_line, row_marks, table_notes
+from qkit.evaluate.marks import (
+    baseline_drift,
+    calibration_notes,
+    one_line,
+    row_marks,
+    table_notes,
+)
 from qkit.evaluate.matrix_accuracy import accuracy_row
 from qkit.evaluate.matrix_bench import bench_rows, workload
 from qkit.evaluate.matrix_derived import Served
+from qkit.evaluate.matrix_fidelity import fidelity_row, noise_floor
 from qkit.evaluate.matrix_values import (
     SCHEMA_VERSION,
     Accuracy,
@@ -35,7 +42,7 @@ from qkit.evaluate.statistics import MARGIN_POINTS
 from qkit.kernel_log import kernel_mismatch
 from qkit.measurements import Measurement, ServerRecord
 from qkit.recipe import BENCH_AGAIN
-from qkit.suites import BENCH_SUITE
+from qkit.suites import BENCH_SUITE, FIDELITY_AGAIN, FIDELITY_SUITE
 
 __all__ = [
     "SCHEMA_VERSION",
@@ -98,8 +105,12 @@ def build_matrix(
         headline_bench=headline_bench,
         workload=workloads.pop(headline_bench, None),
         further_workloads=workloads,
+        fidelity_noise=noise_floor(base),
         drift=drift,
-        notes=table_notes(baseline, base, drift, headline_bench),
+        notes=(
+            *table_notes(baseline, base, drift, headline_bench),
+            *calibration_notes(ordered),
+        ),
         rows=tuple(_row(context, variant) for variant in ordered),
     )
 
@@ -125,7 +136,7 @@ def _row(context: _Context, variant: VariantInput) -> Row:
     pairings = {
         suite: pair(measurement, context.baseline, allow_incomparable=context.allow_incomparable)
         for suite, measurement in suites.items()
-        if suite != BENCH_AGAIN
+        if suite not in (BENCH_AGAIN, FIDELITY_AGAIN)
     }
     failures = _failures(variant)
     if not pairings and not failures:
@@ -173,18 +184,24 @@ def _row(context: _Context, variant: VariantInput) -> Row:
             for suite, pairing in pairings.items()
             if pairing.measurement.accuracy
         },
+        fidelity=fidelity_row(variant, context.baseline, pairings.get(FIDELITY_SUITE)),
         bench=benches.pop(context.headline_bench, ()),
         further_benches=benches,
+        load_searches={
+            name: pairing.measurement.bench.search
+            for name, pairing in pairings.items()
+            if pairing.measurement.bench and pairing.measurement.bench.search
+        },
         marks=row_marks(variant, context.baseline, pairings, headline_bench=context.headline_bench),
     )
 
 
 def _failures(variant: VariantInput) -> tuple[FailedStep, ...]:
-    """Return what failed of a row; the baseline's repeat is a check and fails no row."""
+    """Return what failed of a row; the baseline's repeats are checks and fail no row."""
     return tuple(
         FailedStep(step=f.step, reason=one_line(f.reason), detail=f.detail)
         for f in variant.failures
-        if f.step != BENCH_AGAIN
+        if f.step not in (BENCH_AGAIN, FIDELITY_AGAIN)
     )
 
 

@@ -10,11 +10,12 @@ from typing import Literal
 
 from pydantic import Field
 
-from qkit.evaluate.derived import Capacity, Ends, Price
+from qkit.evaluate.derived import Capacity, Price
 from qkit.evaluate.drift import Drift
 from qkit.evaluate.memory import MemoryAccount, WeightSource
 from qkit.evaluate.statistics import Verdict
-from qkit.measurements import Hardware, Stored
+from qkit.levels import Level
+from qkit.measurements import Ends, Hardware, LoadSearch, Stored
 from qkit.suites import BENCH_SUITE
 
 SCHEMA_VERSION = 1
@@ -57,7 +58,7 @@ class Accuracy(Stored):
 
 
 class Ratio(Stored):
-    """Variant over baseline at the same concurrency; below 1 is faster for ttft and tpot."""
+    """Variant over baseline at the same level; below 1 is faster for ttft and tpot."""
 
     #: Of the medians.
     ttft: float | None
@@ -92,9 +93,12 @@ class ServerFigures(Stored):
 
 
 class BenchRow(Stored):
-    """One concurrency level of one variant; definitions are those of `BenchCell`."""
+    """One level of load on one variant; definitions are those of `BenchCell`."""
 
-    concurrency: int
+    #: None in an open loop.
+    concurrency: int | None
+    #: None in a closed loop.
+    request_rate: float | None = None
     n: int
     failed: int
     duration_s: float
@@ -112,10 +116,22 @@ class BenchRow(Stored):
     total_tok_per_s: float | None
     steady_tok_per_s: float | None
     req_per_s: float | None
+    #: 95 % interval over the cell's repeats; None with one repeat.
+    output_tok_per_s_interval: Ends | None = None
+    tpot_ms_p50_interval: Ends | None = None
+    #: Requests a second that keep every limit of the objective; None without one.
+    goodput_req_per_s: float | None = None
+    #: Whether the level meets the objective.
+    slo_met: bool | None = None
     input_tokens_mean: float | None
     output_tokens_mean: float | None
     prefix_hit_tokens: float | None
     preemptions: float | None
+    #: `prefix_hit_tokens` / prompt tokens of all requests; None where a request failed.
+    prefix_hit_share: float | None = None
+    #: Tokens per second and median TPOT over those at concurrency 1 of the same variant.
+    tok_per_s_scaling: float | None = None
+    tpot_scaling: float | None = None
     ratio: Ratio
     server: ServerFigures | None = None
     #: Least time per output token that the card's memory bandwidth allows; None for a CPU and for
@@ -126,6 +142,71 @@ class BenchRow(Stored):
     #: What the throughput serves in a day, and with a price what that costs.
     capacity: Capacity | None = None
     marks: tuple[str, ...]
+
+    @property
+    def level(self) -> Level:
+        """The load."""
+        return Level(self.concurrency, self.request_rate)
+
+
+class Estimate(Stored):
+    """A figure and its 95 % bootstrap interval, None where documents are too few for one."""
+
+    value: float
+    low: float | None
+    high: float | None
+
+
+class Distance(Stored):
+    """How far next-token distributions are from the baseline's, over the scored tokens.
+
+    Divergences are KL(baseline || variant) in nats. All but the estimate are lower bounds: each
+    side's most likely tokens and the text's own are told apart, the rest is one bucket.
+    """
+
+    #: Variant over baseline.
+    perplexity_ratio: Estimate
+    kl_mean: Estimate
+    #: With the estimated divergence within the bucket.
+    kl_mean_estimate: Estimate
+    kl_median: Estimate
+    kl_p99: Estimate
+    #: A bootstrap says nothing about a maximum, so it has no interval.
+    kl_max: float
+    #: Baseline's mean probability of the bucket.
+    unknown_probability: float
+    #: Share of positions with the same most likely token.
+    top1_agreement: Estimate
+    #: Root mean square change of the probability of the text's own token; a fraction.
+    rms_probability_change: Estimate
+
+
+class Greedy(Stored):
+    """Greedy generations compared with the baseline's, token by token."""
+
+    prompts: int
+    #: Most tokens of each.
+    tokens: int
+    #: Prompts whose generations are the same to the end.
+    identical: int
+    #: Median count of tokens before the first difference; None where half or more have none.
+    first_difference_median: float | None
+
+
+class Fidelity(Stored):
+    """One variant on a fixed text, and its distance from the baseline."""
+
+    text: str
+    scored_tokens: int
+    documents: int
+    #: What is drawn for the intervals.
+    unit: Literal["document", "window"]
+    window_tokens: int
+    top_logprobs: int
+    perplexity: Estimate
+    #: None for the baseline itself, and where it may not be compared.
+    distance: Distance | None
+    greedy: Greedy | None
 
 
 class FailedStep(Stored):
@@ -170,10 +251,14 @@ class Row(Stored):
     server_flags: tuple[str, ...] | None
     server_environment: dict[str, str] | None
     accuracy: dict[str, Accuracy]
+    #: None where it was not measured.
+    fidelity: Fidelity | None = None
     #: Levels of the headline benchmark.
     bench: tuple[BenchRow, ...]
     #: Levels of the other benchmarks, by name.
     further_benches: dict[str, tuple[BenchRow, ...]] = Field(default_factory=dict)
+    #: Largest load that meets the objective, by benchmark; only where one was searched for.
+    load_searches: dict[str, LoadSearch] = Field(default_factory=dict)
     marks: tuple[str, ...]
 
     def bench_of(self, name: str, headline: str) -> tuple[BenchRow, ...]:
@@ -185,12 +270,18 @@ class Workload(Stored):
     """The benchmark's settings, as run on the first row that has one."""
 
     endpoint: str
+    #: What is sent, in one line; None in older measurements.
+    description: str | None = None
+    #: Whether the prefix cache is meant to answer for a part of the prompts.
+    hits_expected: bool = False
     input_tokens: int
     output_tokens: int
     ignore_eos: bool
     sampling: dict[str, float]
     seed: int
     prompt_hash: str
+    #: Open loop: gaps between requests, "poisson" or "constant".
+    arrival: str | None = None
 
 
 class Matrix(Stored):
@@ -216,6 +307,8 @@ class Matrix(Stored):
     workload: Workload | None
     #: Settings of the other benchmarks, by name.
     further_workloads: dict[str, Workload] = Field(default_factory=dict)
+    #: The baseline's fidelity to itself, None where it was not measured twice.
+    fidelity_noise: Fidelity | None = None
     #: Empty where the baseline was not measured twice.
     drift: tuple[Drift, ...]
     #: What a reader of the whole table has to know.

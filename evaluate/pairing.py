@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from qkit.errors import InputError
 from qkit.evaluate.comparable import differences
+from qkit.evaluate.fidelity_scores import Scores
 from qkit.evaluate.statistics import PairedComparison, compare_samples
 from qkit.measurements import AccuracyResult, FailureRecord, Measurement, VariantRecord
 
@@ -31,6 +32,7 @@ class VariantInput:
         predicted_bytes: What `qkit plan` predicts for the weights.
         read_bytes: Weights read for one decoding step.
         kv_bytes_per_token: Of the KV cache.
+        scores: Log-probabilities of fidelity suites, by suite; without those whose file is lost.
     """
 
     name: str
@@ -45,6 +47,7 @@ class VariantInput:
     predicted_bytes: int | None = None
     read_bytes: int | None = None
     kv_bytes_per_token: int | None = None
+    scores: Mapping[str, Scores] = field(default_factory=dict)
 
     @property
     def suites(self) -> dict[str, Measurement]:

@@ -1,87 +1,32 @@
-"""Prompts of the benchmark: unique within a sweep, and the same for every variant of a run.
+"""Prompts of a sweep's cells: from a benchmark's workload to what every level sends.
 
-They are a pure function of the suite (seed, levels, counts, length) and of the vocabulary, so two
-variants of one checkpoint get the same prompts, and no prompt comes twice: not in the warm-up,
-not at another level. Otherwise a prefix cache would answer part of the work.
+They are a pure function of the suite (workload, seed, levels, counts), of the vocabulary and of
+the served length, so two variants of one checkpoint get the same prompts. No prompt comes twice,
+not in the warm-up and not at another level, unless repetition is the workload's point: otherwise a
+prefix cache would answer part of the work.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import random
-import re
-from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Sequence
 
-from tokenizers import Tokenizer
-
-from qkit.errors import InputError
+from qkit.evaluate.bench_requests import request_fields
+from qkit.evaluate.workloads.drawing import Drawer
+from qkit.evaluate.workloads.from_file import ChatFileSource, TraceSource, rows_of
+from qkit.evaluate.workloads.short_chat import ShortChatSource
+from qkit.evaluate.workloads.source import Part, Source
+from qkit.evaluate.workloads.synthetic import MultiTurnSource, RandomSource, SharedPrefixSource
+from qkit.evaluate.workloads.units import CellPrompts, Unit
+from qkit.evaluate.workloads.vocabulary import Vocabulary
 from qkit.suites import BenchSuite
+from qkit.workloads import Fixed, FromFile, MultiTurn, RandomTokens, SharedPrefix, ShortChat
 
-#: Token ids for the completions endpoint, text for the chat endpoint.
-Prompt = tuple[int, ...] | str
-
-_DRAWS = 100
-#: A plain word with its leading space. BPE tokenizers split text before spaces, so a row of such
-#: tokens is cut into the same tokens again and keeps its length.
-_WORD = re.compile(r" [A-Za-z]{2,}")
-_FEWEST_WORDS = 32
-
-
-@dataclass(frozen=True)
-class Vocabulary:
-    """Tokens that a prompt may be made of, and the tokenizer they come from."""
-
-    tokenizer: Tokenizer
-    #: Ids that are neither special nor added, ascending.
-    ordinary: tuple[int, ...]
-
-    def count(self, text: str) -> int:
-        """Return the number of tokens of a text, without special tokens."""
-        return len(self.tokenizer.encode(text, add_special_tokens=False).ids)
-
-    def words(self) -> tuple[int, ...]:
-        """Return the ids that are plain words, or else all that are whole characters."""
-        shown = {i: self.tokenizer.decode([i], skip_special_tokens=False) for i in self.ordinary}
-        words = tuple(i for i, text in shown.items() if _WORD.fullmatch(text))
-        if len(words) >= _FEWEST_WORDS:
-            return words
-        return tuple(i for i, text in shown.items() if text.strip() and "\ufffd" not in text)
-
-
-@dataclass(frozen=True)
-class CellPrompts:
-    """Prompts of one concurrency level, in the order they are sent."""
-
-    concurrency: int
-    warmup: tuple[Prompt, ...]
-    measured: tuple[Prompt, ...]
-
-
-def load_vocabulary(tokenizer_path: Path) -> Vocabulary:
-    """Read the vocabulary of a checkpoint folder or of a tokenizer.json.
-
-    Raises:
-        InputError: There is no readable tokenizer.json.
-    """
-    path = tokenizer_path / "tokenizer.json" if tokenizer_path.is_dir() else tokenizer_path
-    if not path.is_file():
-        raise InputError(
-            "the benchmark needs the checkpoint's tokenizer.json, which is not there",
-            where=path,
-            fix="save the tokenizer beside the weights with tokenizer.save_pretrained(FOLDER)",
-        )
-    try:
-        tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises bare Exception for every parse error
-        raise InputError(f"the tokenizer cannot be read: {error}", where=path) from error
-    added = set(tokenizer.get_added_tokens_decoder())
-    ids = set(tokenizer.get_vocab(with_added_tokens=False).values()) - added
-    if not ids:
-        raise InputError("the tokenizer has no token that is not special", where=path)
-    return Vocabulary(tokenizer=tokenizer, ordinary=tuple(sorted(ids)))
+#: Tokens that a chat template puts around a prompt, at most; it begins every prompt alike.
+TEMPLATE_TOKENS = 64
+#: Stands for a served length that is not known.
+_UNBOUNDED = 2**31
 
 
 def requests_at(suite: BenchSuite, concurrency: int) -> int:
@@ -89,56 +34,90 @@ def requests_at(suite: BenchSuite, concurrency: int) -> int:
     return max(suite.min_requests, suite.requests_per_slot * concurrency)
 
 
-def plan_prompts(suite: BenchSuite, vocabulary: Vocabulary) -> tuple[CellPrompts, ...]:
-    """Draw all prompts of a sweep, one cell a level, all of them different.
+def draw_cell(
+    source: Source, name: str, warmups: int, fewest_units: int, fewest_requests: int
+) -> CellPrompts:
+    """Draw one cell's units.
 
-    The warm-up has one prompt a slot. On the completions endpoint every prompt is exactly
-    `input_tokens` ids; on the chat endpoint it is text of about that length, to which the server
-    adds its template.
+    The warm-up has one unit a slot, or as many as the workload needs. The measured part has as
+    many units as make up the level's requests, and at least one a slot.
+
+    Args:
+        source: The workload.
+        name: The cell's, different for each one of a sweep.
+        warmups: Units of the warm-up, more where the workload needs them.
+        fewest_units: Units measured at least.
+        fewest_requests: Requests they make up at least.
 
     Raises:
-        InputError: `input_tokens` is too small for that many different prompts.
+        InputError: The workload does not give that many different prompts.
     """
-    ids = vocabulary.words() if suite.endpoint == "chat" else vocabulary.ordinary
-    seen: set[Prompt] = set()
-
-    def draw(concurrency: int, part: str, index: int) -> Prompt:
-        for attempt in range(_DRAWS):
-            # A string seeds through SHA-512, the same in every Python version.
-            rng = random.Random(f"{suite.seed}/{concurrency}/{part}/{index}/{attempt}")
-            drawn = tuple(rng.choices(ids, k=suite.input_tokens))
-            prompt: Prompt = drawn
-            if suite.endpoint == "chat":
-                prompt = vocabulary.tokenizer.decode(list(drawn)).strip()
-            if prompt and prompt not in seen:
-                seen.add(prompt)
-                return prompt
-        raise InputError(
-            f"a vocabulary of {len(ids)} tokens does not give enough different prompts of "
-            f"{suite.input_tokens} tokens",
-            where="bench.input_tokens",
-            fix="raise bench.input_tokens, or lower bench.requests_per_slot or bench.concurrency",
-        )
-
-    return tuple(
-        CellPrompts(
-            concurrency=level,
-            warmup=tuple(draw(level, "warmup", i) for i in range(level)),
-            measured=tuple(draw(level, "measured", i) for i in range(requests_at(suite, level))),
-        )
-        for level in suite.concurrency
+    return CellPrompts(
+        warmup=_units(source, name, "warmup", max(warmups, source.fewest_warmups), 0),
+        measured=_units(source, name, "measured", fewest_units, fewest_requests),
     )
 
 
-def prompts_hash(cells: tuple[CellPrompts, ...]) -> str:
-    """Return the SHA-256 over all prompts of a sweep, warm-up included, in sending order."""
+def _units(
+    source: Source, cell: str, part: Part, fewest_units: int, fewest_requests: int
+) -> tuple[Unit, ...]:
+    units: list[Unit] = []
+    requests = 0
+    while len(units) < fewest_units or requests < fewest_requests:
+        units.append(source.unit(cell, part, len(units)))
+        requests += len(units[-1].turns)
+    return tuple(units)
+
+
+def source_of(suite: BenchSuite, vocabulary: Vocabulary, max_model_len: int | None) -> Source:
+    """Return where a suite's units come from.
+
+    Raises:
+        InputError: The workload's file cannot be used.
+    """
+    drawer = Drawer(vocabulary, suite.seed, as_text=suite.endpoint == "chat")
+    ending = "exactly" if suite.ignore_eos else "at most"
+    template = TEMPLATE_TOKENS if suite.endpoint == "chat" else 0
+    room = (max_model_len or _UNBOUNDED) - template
+    match suite.workload:
+        case RandomTokens(input=given_in, output=given_out):
+            return RandomSource(
+                drawer,
+                given_in or Fixed(tokens=suite.input_tokens),
+                given_out or Fixed(tokens=suite.output_tokens),
+                ending,
+                room,
+            )
+        case ShortChat():
+            return ShortChatSource(suite.output_tokens, ending)
+        case SharedPrefix() as workload:
+            return SharedPrefixSource(drawer, workload, suite.output_tokens, ending, room)
+        case MultiTurn() as workload:
+            return MultiTurnSource(drawer, workload, suite.output_tokens, ending, room)
+        case FromFile() as workload:
+            return _file_source(suite, workload, vocabulary, drawer, room)
+
+
+def _file_source(
+    suite: BenchSuite, workload: FromFile, vocabulary: Vocabulary, drawer: Drawer, room: int
+) -> Source:
+    rows = rows_of(workload)
+    if rows.trace:
+        return TraceSource(rows.trace, suite, workload, drawer, room)
+    turns = workload.turns or ("last" if rows.format == "openai" else "first")
+    return ChatFileSource(rows.chats, suite, workload, vocabulary, drawer, room, turns=turns)
+
+
+def prompts_hash(suite: BenchSuite, cells: Sequence[CellPrompts]) -> str:
+    """Return the SHA-256 over all that a sweep sends, in sending order, but the model's name.
+
+    That is every prompt, warm-up included, its length, the sampling, and the arrival times of a
+    schedule.
+    """
     digest = hashlib.sha256()
-    for prompt in _all(cells):
-        digest.update(json.dumps(prompt, ensure_ascii=False).encode("utf-8") + b"\n")
-    return digest.hexdigest()
-
-
-def _all(cells: tuple[CellPrompts, ...]) -> Iterator[Prompt]:
     for cell in cells:
-        yield from cell.warmup
-        yield from cell.measured
+        for unit in (*cell.warmup, *cell.measured):
+            sent = [request_fields(suite, turn) for turn in unit.turns]
+            line = json.dumps([unit.at_s, sent], ensure_ascii=False, sort_keys=True)
+            digest.update(line.encode("utf-8") + b"\n")
+    return digest.hexdigest()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import re
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -13,6 +15,7 @@ from typing import Any, Self
 import aiohttp
 
 from qkit.errors import InputError, ServerError
+from qkit.evaluate.adaptive import START, ConcurrencyLimit
 from qkit.evaluate.prefix_order import PrefixScheduler
 from qkit.evaluate.scoring_replies import error_message, read_answer
 from qkit.evaluate.scoring_requests import (
@@ -24,7 +27,7 @@ from qkit.evaluate.scoring_requests import (
     ServedModel,
     Usage,
 )
-from qkit.evaluate.server_metrics import scrape
+from qkit.evaluate.server_metrics import scrape, scrape_load
 
 #: Assumed where the server does not tell: the smaller block costs at most a little waiting.
 DEFAULT_BLOCK_SIZE = 16
@@ -38,6 +41,8 @@ SAMPLING: Mapping[str, float] = {
     "presence_penalty": 0.0,
     "frequency_penalty": 0.0,
 }
+#: Seconds between two looks at the server's load.
+LOAD_PERIOD_S = 0.5
 _BLOCK_SIZE = re.compile(r'^vllm:cache_config_info\{.*?\bblock_size="(\d+)"', re.MULTILINE)
 _TOO_LONG = re.compile(r"context length|max_model_len|too long|maximum.*tokens", re.IGNORECASE)
 
@@ -49,7 +54,8 @@ class ScoringClient:
     Args:
         base_url: Root of the server, with or without `/v1`.
         model: Name the model is served under.
-        concurrency: Requests in flight.
+        concurrency: Requests in flight at first.
+        adapt: Whether that number follows the server's load.
         timeout_s: Seconds of silence after which a request has failed.
         attempts: How often a request is sent before a refused connection, HTTP 429 or 5xx is an
             error.
@@ -58,14 +64,16 @@ class ScoringClient:
 
     base_url: str
     model: str
-    concurrency: int = 32
+    concurrency: int = START
     timeout_s: float = 600.0
     attempts: int = 5
     backoff_s: float = 0.5
     usage: Usage = field(default_factory=Usage)
+    adapt: bool = True
 
     def __post_init__(self) -> None:
         self.base_url = self.base_url.rstrip("/").removesuffix("/v1")
+        self._limit = ConcurrencyLimit(self.concurrency, timeout_s=self.timeout_s)
 
     async def __aenter__(self) -> Self:
         """Open the connections."""
@@ -153,9 +161,10 @@ class ScoringClient:
         )
         before = await scrape(self._session, self.base_url)
         running: dict[asyncio.Task[Answer], int] = {}
+        watch = asyncio.create_task(self._follow_load(running)) if self.adapt else None
         try:
             while True:
-                while len(running) < self.concurrency:
+                while len(running) < self._limit.value:
                     index = scheduler.next()
                     if index is None:
                         break
@@ -172,11 +181,21 @@ class ScoringClient:
             for task in running:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
+            if watch:
+                watch.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await watch
         hits = (await scrape(self._session, self.base_url)).since(before).prefix_hit_tokens
         if hits is None or self.usage.cached_tokens is None:
             self.usage.cached_tokens = None
         else:
             self.usage.cached_tokens += round(hits)
+
+    async def _follow_load(self, running: Mapping[asyncio.Task[Answer], int]) -> None:
+        """Adapt the limit to what the server says, until cancelled."""
+        while True:
+            await asyncio.sleep(LOAD_PERIOD_S)
+            self._limit.observe(await scrape_load(self._session, self.base_url), len(running))
 
     async def answer(self, request: Request) -> Answer:
         """Send one request and read its reply."""
@@ -204,7 +223,9 @@ class ScoringClient:
                     **({"stop": list(request.stop)} if request.stop else {}),
                     **dict(request.extra),
                 }
+        started = time.monotonic()
         _, reply = await self._send("POST", "/v1/completions", body)
+        self._limit.replied(time.monotonic() - started)
         answer = read_answer(request, reply, where=f"{self.base_url} (model {self.model!r})")
         self.usage.requests += 1
         self.usage.prompt_tokens += len(request.prompt)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 #: vLLM's `MAX_LOGPROB_TOKEN_IDS`.
 MAX_TOKEN_IDS = 128
@@ -52,7 +53,7 @@ class GenerateRequest:
     stop: tuple[str, ...] = ()
     temperature: float = 0.0
     seed: int = 0
-    extra: tuple[tuple[str, float], ...] = ()
+    extra: tuple[tuple[str, Any], ...] = ()
 
 
 Request = OptionRequest | PromptRequest | GenerateRequest

@@ -6,10 +6,14 @@ Also the two other calls beside a benchmark: `/health` and `/reset_prefix_cache`
 from __future__ import annotations
 
 import asyncio
+import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import aiohttp
+
+from qkit.evaluate.adaptive import Load
 
 _SAMPLE = re.compile(r"^([A-Za-z_:][A-Za-z0-9_:]*)(?:\{.*\})?\s+(\S+)(?:\s+\d+)?$")
 #: What each figure is called over vLLM's versions, newest first. The client library adds `_total`
@@ -74,6 +78,19 @@ class Reading:
     accepted_tokens: float | None = None
 
 
+def total(parts: Sequence[Counters]) -> Counters:
+    """Sum growths, such as those of a cell's repeats; None where one of them is not known."""
+
+    def add(values: Sequence[float | None]) -> float | None:
+        known = [value for value in values if value is not None]
+        return math.fsum(known) if known and len(known) == len(values) else None
+
+    return Counters(
+        prefix_hit_tokens=add([part.prefix_hit_tokens for part in parts]),
+        preemptions=add([part.preemptions for part in parts]),
+    )
+
+
 def _growth(before: float | None, after: float | None) -> float | None:
     if before is None or after is None or after < before:
         return None
@@ -126,6 +143,19 @@ async def scrape(session: aiohttp.ClientSession, root: str) -> Counters:
             return parse_counters(await response.text()) if response.status == 200 else Counters()
     except (aiohttp.ClientError, OSError, TimeoutError):
         return Counters()
+
+
+async def scrape_load(session: aiohttp.ClientSession, root: str) -> Load:
+    """Read how many requests the server runs and how many wait, summed over engines."""
+    try:
+        async with session.get(f"{root}/metrics", timeout=_TIMEOUT) as response:
+            samples = parse_samples(await response.text()) if response.status == 200 else {}
+    except (aiohttp.ClientError, OSError, TimeoutError):
+        samples = {}
+    return Load(
+        running=samples.get("vllm:num_requests_running"),
+        waiting=samples.get("vllm:num_requests_waiting"),
+    )
 
 
 async def reset_prefix_cache(session: aiohttp.ClientSession, root: str) -> bool:

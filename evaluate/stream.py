@@ -13,8 +13,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-#: Why the transport ended a request early; what a server says inside a reply is found later.
-TransportFailure = Literal["refused", "cut", "timeout"]
+#: Why a request ended early ("client": the process that sent it died); what a server says inside
+#: a reply is found later.
+TransportFailure = Literal["refused", "cut", "timeout", "client"]
 
 _LINE_END = re.compile(rb"\r\n|\n|\r")
 _BOM = b"\xef\xbb\xbf"
@@ -35,6 +36,10 @@ class RawReply:
     reads: list[tuple[float, bytes]] = field(default_factory=list)
     failure: TransportFailure | None = None
     error: str | None = None
+    #: When it was due by the open loop's schedule.
+    scheduled_s: float | None = None
+    #: When its body had been handed to the operating system.
+    written_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,9 +174,9 @@ def read_reply(raw: RawReply) -> Reply:
     reasoning or tool call is not empty. A role-only or empty delta, the trailing usage chunk and
     `[DONE]` carry none.
 
-    The first of these that applies is the status: "refused", "timeout", "http" (status other than
-    200), "stream" (an error inside a 200 reply, or no event stream), "cut" (neither a finish
-    reason nor `[DONE]`), "empty" (no token), "ok".
+    The first of these that applies is the status: "refused", "timeout", "client", "http" (status
+    other than 200), "stream" (an error inside a 200 reply, or no event stream), "cut" (neither a
+    finish reason nor `[DONE]`), "empty" (no token), "ok".
     """
     got = _Collector()
     if raw.http_status == 200:
@@ -194,7 +199,7 @@ def _judge(raw: RawReply, got: _Collector) -> tuple[str, str | None]:
     """Return the status of a reply and the reason where it is not "ok"."""
     body = b"".join(data for _, data in raw.reads)
     verdict: tuple[str, str | None] = "ok", None
-    if raw.failure in ("refused", "timeout"):
+    if raw.failure in ("refused", "timeout", "client"):
         verdict = raw.failure, _timeout_reason(raw) if raw.failure == "timeout" else raw.error
     elif raw.http_status is not None and raw.http_status != 200:
         verdict = "http", f"HTTP {raw.http_status}: {_body_message(body)}"

@@ -1,13 +1,15 @@
-"""lm-eval's tasks by name: do they exist, is their data there, and loading them.
+"""lm-eval's tasks by name: do they exist, is all they need there, and loading them.
 
-`check_task` answers before any server starts. Hub data sets are looked for in the folder given
-with `--data` (in their own layout: DIR/cais/mmlu/...), then in the local cache, then on the hub.
+`check_task` answers before any server starts.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import importlib.metadata
+import importlib.util
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,52 +20,46 @@ from lm_eval.tasks import TaskManager
 from lm_eval.tasks._factory import TaskFactory
 from lm_eval.tasks._index import Entry, Kind
 
-from qkit.errors import HubUnreachableError, InputError, nearest
+from qkit.errors import InputError, nearest
+from qkit.evaluate.conventions import EXTRAS, FEWSHOT
 from qkit.evaluate.quiet import quiet_lm_eval
+from qkit.evaluate.task_data import (
+    OFFLINE_TASKS,
+    HubDataset,
+    hub_dataset,
+    is_at_hand,
+    local_copy,
+    no_hub,
+    parquet_copy,
+    require_data,
+    why_not_loaded,
+)
 from qkit.suites import AccuracySuite
 
 #: Tasks of qkit's own; none needs a download.
 TASKS_DIR = Path(__file__).resolve().parent / "tasks"
-OFFLINE_TASKS = ("mmlu_dev", "demo_facts")
 LM_EVAL_TASKS = Path(lm_eval.tasks.__file__).parent
-#: Few-shot counts by convention, where the task itself does not say.
-CONVENTIONAL_FEWSHOT = {
-    "mmlu": 5,
-    "mmlu_stem": 5,
-    "mmlu_humanities": 5,
-    "mmlu_social_sciences": 5,
-    "mmlu_other": 5,
-}
-#: Seconds the hub has to answer whether it holds a data set.
-HUB_TIMEOUT_S = 5.0
-#: Builders of `datasets` that read local files instead of a hub data set.
-FILE_BUILDERS = frozenset({"json", "csv", "parquet", "text", "arrow", "imagefolder", "webdataset"})
-
-
-@dataclass(frozen=True, order=True)
-class HubDataset:
-    """A data set on the hub that a task reads; `config` is None for its only configuration."""
-
-    path: str
-    config: str | None
 
 
 def num_fewshot(suite: AccuracySuite) -> int | None:
     """Return the few-shot count a suite runs with; None is the task's own."""
     if suite.num_fewshot is not None:
         return suite.num_fewshot
-    return CONVENTIONAL_FEWSHOT.get(suite.task)
+    convention = FEWSHOT.get(suite.task)
+    return None if convention is None else convention.count
 
 
 def check_task(suite: AccuracySuite, *, data: Path | None) -> None:
-    """Check that a task exists and that its data can be had.
+    """Check that a task exists, and that its code and its data can be had.
 
     Args:
         suite: What is to be run.
         data: Folder that holds hub data sets in their own layout.
 
     Raises:
-        InputError: There is no such task, it has no score of its own, or `data` is not a folder.
+        InputError: There is no such task, it has no score of its own, it needs packages that are
+            not installed, it takes no few-shot examples, `data` is not a folder, or the copy in
+            it is not whole.
         HubUnreachableError: A data set is neither local nor cached, and the hub does not answer or
             does not have it.
     """
@@ -71,13 +67,11 @@ def check_task(suite: AccuracySuite, *, data: Path | None) -> None:
         raise InputError(
             "the data folder does not exist", where=data, fix="give an existing folder"
         )
-    manager = _manager_of(suite.task)
+    manager = _manager_of(suite.task, suite.task_dir)
     _require_score(manager, suite.task)
-    for dataset in sorted(hub_datasets(manager, suite.task), key=str):
-        if _is_local(dataset, data) or _is_cached(dataset):
-            continue
-        if (reason := _why_not_on_hub(dataset.path)) is not None:
-            raise _missing(suite.task, dataset, data, reason)
+    _require_code(manager, suite.task)
+    _require_fewshot(manager, suite)
+    require_data(suite.task, hub_datasets(manager, suite.task), data)
 
 
 @dataclass(frozen=True)
@@ -101,30 +95,26 @@ def load_task(suite: AccuracySuite, *, data: Path | None) -> LoadedTask:
     Data sets found under `data` are read from there; nothing is fetched that is local or cached.
 
     Raises:
-        InputError: There is no such task, or a local data set cannot be read.
+        InputError: There is no such task, a local data set cannot be read, or the task has no
+            questions.
         HubUnreachableError: A data set could not be loaded from the hub.
     """
-    manager = _manager_of(suite.task)
+    manager = _manager_of(suite.task, suite.task_dir)
     _require_score(manager, suite.task)
+    _require_code(manager, suite.task)
     needed = hub_datasets(manager, suite.task)
-    offline = all(_is_local(dataset, data) or _is_cached(dataset) for dataset in needed)
+    offline = all(is_at_hand(dataset, data) for dataset in needed)
     manager._factory = LocalDataFactory(data)
     try:
-        with quiet_lm_eval(), _no_hub() if offline else contextlib.nullcontext():
+        with quiet_lm_eval(), no_hub() if offline else contextlib.nullcontext():
             loaded = manager.load([suite.task])
     except Exception as error:
-        missing = [d for d in sorted(needed, key=str) if not _is_local(d, data)]
-        if missing and not offline and _is_hub_trouble(error):
-            raise _missing(suite.task, missing[0], data, str(error)) from error
-        raise InputError(
-            f"the task {suite.task!r} does not load",
-            where=data,
-            detail=f"{type(error).__name__}: {error}",
-            fix="check the data set's folder, or fetch it again in its own layout",
-        ) from error
+        raise why_not_loaded(suite.task, needed, data, error) from error
     group = loaded["groups"].get(suite.task)
     roots = [group] if group is not None else list(loaded["tasks"].values())
-    return LoadedTask(roots, dict(loaded["tasks"]), manager)
+    leaves = dict(loaded["tasks"])
+    _require_questions(leaves, data)
+    return LoadedTask(roots, leaves, manager)
 
 
 class LocalDataFactory(TaskFactory):  # type: ignore[misc]
@@ -139,26 +129,44 @@ class LocalDataFactory(TaskFactory):  # type: ignore[misc]
     ) -> dict[str, Any]:
         config: dict[str, Any] = super()._load_full_config(entry, overrides)
         path = config.get("dataset_path")
-        if self._data is not None and isinstance(path, str):
-            local = self._data / path
-            if local.is_dir():
-                config["dataset_path"] = str(local.resolve())
+        local = local_copy(path, self._data) if isinstance(path, str) else None
+        if local is not None:
+            config["dataset_path"] = str(local.resolve())
+            if (files := parquet_copy(local, config.get("dataset_name"))) is not None:
+                config |= {
+                    "dataset_path": "parquet",
+                    "dataset_name": None,
+                    "dataset_kwargs": {"data_files": files},
+                }
         return config
 
 
-def hub_datasets(manager: TaskManager, name: str) -> set[HubDataset]:
-    """Return the hub data sets that a task, or any task of a group, reads."""
-    found = set()
+def hub_datasets(manager: TaskManager, name: str) -> dict[HubDataset, set[str]]:
+    """Return the hub data sets a task, or any task of a group, reads, and the splits it asks."""
+    found: dict[HubDataset, set[str]] = {}
     for config in _leaf_configs(manager, name):
-        path = config.get("dataset_path")
-        if (
-            isinstance(path, str)
-            and not config.get("custom_dataset")
-            and path not in FILE_BUILDERS
-            and not Path(path).exists()
-        ):
-            found.add(HubDataset(path, config.get("dataset_name")))
+        dataset = hub_dataset(config)
+        if dataset is not None:
+            split = config.get("test_split") or config.get("validation_split")
+            found.setdefault(dataset, set()).update([split] if isinstance(split, str) else [])
     return found
+
+
+def _leaves(manager: TaskManager, name: str) -> Iterator[Entry]:
+    """Yield the index entries of a task or of all tasks below a group or tag."""
+    entry = manager.task_index.get(name)
+    if entry is None:
+        return
+    if entry.kind is Kind.TAG:
+        members = sorted(entry.tags)
+    elif entry.kind is Kind.GROUP:
+        listed = entry.cfg.get("task") or ()
+        members = [m if isinstance(m, str) else m.get("group") or m.get("task") for m in listed]
+    else:
+        yield entry
+        return
+    for member in members:
+        yield from _leaves(manager, member)
 
 
 def _leaf_configs(manager: TaskManager, name: str) -> Iterator[dict[str, Any]]:
@@ -184,12 +192,18 @@ def _leaf_configs(manager: TaskManager, name: str) -> Iterator[dict[str, Any]]:
 # ---------------------------------------------------------------------------------- finding tasks
 
 
-def _manager_of(name: str) -> TaskManager:
+def _manager_of(name: str, task_dir: str | None = None) -> TaskManager:
     """Return a task index that knows a task.
 
+    Args:
+        name: Task, group or tag.
+        task_dir: Folder of task files that goes before qkit's and lm-eval's own.
+
     Raises:
-        InputError: No task, group or tag has this name.
+        InputError: No task, group or tag has this name, or the folder does not exist.
     """
+    if task_dir is not None:
+        return _manager_in(Path(task_dir), name)
     own = _manager((TASKS_DIR,))
     if name in own.task_index:
         return own
@@ -208,6 +222,24 @@ def _manager_of(name: str) -> TaskManager:
             f"there is no task {name!r}{nearest(name, everything.all_tasks)}",
             fix="`lm-eval ls tasks` lists lm-eval's tasks; these need no download: "
             + ", ".join(OFFLINE_TASKS),
+        )
+    return everything
+
+
+def _manager_in(folder: Path, name: str) -> TaskManager:
+    """Return the task index of a person's own folder, which may lean on lm-eval's tasks."""
+    if not folder.is_dir():
+        raise InputError("the folder of tasks does not exist", where=folder, fix="check `task_dir`")
+    manager = _manager((folder.resolve(),))
+    if name in manager.task_index and _is_whole(manager, name):
+        return manager
+    everything = _manager((LM_EVAL_TASKS, TASKS_DIR, folder.resolve()))
+    if name not in manager.task_index:
+        known = list(manager.task_index)
+        raise InputError(
+            f"there is no task {name!r} in this folder{nearest(name, known)}",
+            where=folder,
+            fix=f"its tasks are: {', '.join(known) or 'none, it has no task files'}",
         )
     return everything
 
@@ -245,69 +277,80 @@ def _require_score(manager: TaskManager, name: str) -> None:
     )
 
 
-# ----------------------------------------------------------------------------------- finding data
+# ------------------------------------------------------------------------------ what a task needs
 
 
-def _is_local(dataset: HubDataset, data: Path | None) -> bool:
-    folder = data / dataset.path if data is not None else None
-    return folder is not None and folder.is_dir() and any(folder.iterdir())
+def _require_code(manager: TaskManager, name: str) -> None:
+    """Refuse a task whose code does not import, or would fetch something while it is imported."""
+    for entry in _leaves(manager, name):
+        folders = entry.yaml_path.parts if entry.yaml_path else ()
+        for extra in (EXTRAS[folder] for folder in folders if folder in EXTRAS):
+            missing = [m for m in extra.modules if importlib.util.find_spec(m) is None]
+            if missing:
+                raise _not_installed(name, missing, extra.name)
+            if extra.nltk_data and not _has_nltk_data(extra.nltk_data):
+                resource = extra.nltk_data.rpartition("/")[2]
+                raise InputError(
+                    f"the task {name!r} needs NLTK's data {resource!r}, which is not installed",
+                    fix=f"run `{sys.executable} -m nltk.downloader {resource}` (on a machine with "
+                    "a network; then copy ~/nltk_data, or set NLTK_DATA to the folder)",
+                )
+        try:
+            with quiet_lm_eval():
+                manager._factory._load_full_config(entry)
+        except ModuleNotFoundError as error:
+            raise _not_installed(name, [error.name or str(error)], None) from error
+        except Exception as error:
+            raise InputError(
+                f"the task {name!r} cannot be read",
+                where=entry.yaml_path,
+                detail=f"{type(error).__name__}: {error}",
+                fix="correct the task's file or the code it names",
+            ) from error
 
 
-def _is_cached(dataset: HubDataset) -> bool:
-    """Whether `datasets` has this configuration in its cache, where it finds it without the hub."""
-    from datasets import config  # noqa: PLC0415  # takes seconds
-    from datasets.naming import camelcase_to_snakecase  # noqa: PLC0415
-
-    *namespace, name = dataset.path.split("/")
-    root = Path(config.HF_DATASETS_CACHE) / "___".join([*namespace, camelcase_to_snakecase(name)])
-    return any(root.glob(f"{dataset.config or '*'}/*/*/dataset_info.json"))
-
-
-@functools.cache
-def _why_not_on_hub(path: str) -> str | None:
-    """Return why a data set cannot be fetched from the hub, or None if it can."""
-    from huggingface_hub import HfApi, constants  # noqa: PLC0415  # takes seconds
-    from huggingface_hub.errors import RepositoryNotFoundError  # noqa: PLC0415
-
-    if constants.is_offline_mode():
-        return "offline mode is on (HF_HUB_OFFLINE)"
-    try:
-        HfApi().dataset_info(path, timeout=HUB_TIMEOUT_S)
-    except RepositoryNotFoundError:
-        return "the hub has no such data set, or not for you"
-    except Exception as error:  # whatever it is, the data cannot be had
-        return f"{constants.ENDPOINT} is not reachable ({type(error).__name__})"
-    return None
-
-
-def _is_hub_trouble(error: Exception) -> bool:
-    from datasets.exceptions import DatasetNotFoundError  # noqa: PLC0415
-
-    return isinstance(error, (OSError, DatasetNotFoundError))
-
-
-def _missing(task: str, dataset: HubDataset, data: Path | None, reason: str) -> HubUnreachableError:
-    configuration = f" (configuration {dataset.config})" if dataset.config else ""
-    elsewhere = f", it is not in {data}" if data is not None else ""
-    folder = data if data is not None else "DIR"
-    return HubUnreachableError(
-        f"the task {task!r} needs the data set {dataset.path}{configuration}: it is not in the "
-        f"local cache{elsewhere}, and the hub cannot give it",
-        detail=reason,
-        fix=f"where there is a network, run `hf download --repo-type dataset {dataset.path} "
-        f"--local-dir {folder}/{dataset.path}` and pass `--data {folder}`; the tasks "
-        f"{' and '.join(OFFLINE_TASKS)} need no download",
+def _not_installed(name: str, modules: list[str], extra: str | None) -> InputError:
+    version = importlib.metadata.version("lm_eval")
+    what = f"'lm_eval[{extra}]=={version}'" if extra else " ".join(modules)
+    return InputError(
+        f"the task {name!r} needs packages that are not installed: {', '.join(modules)}",
+        fix=f"run `{sys.executable} -m uv pip install --python {sys.executable} {what}`",
     )
 
 
-@contextlib.contextmanager
-def _no_hub() -> Iterator[None]:
-    """Keep `datasets` from asking the hub about data that is already here."""
-    from datasets import config  # noqa: PLC0415  # takes seconds
+def _has_nltk_data(resource: str) -> bool:
+    import nltk  # noqa: PLC0415  # takes a second
 
-    before = config.HF_HUB_OFFLINE
-    config.HF_HUB_OFFLINE = True
     try:
-        yield
-    finally:
-        config.HF_HUB_OFFLINE = before
+        nltk.data.find(resource)
+    except LookupError:
+        return False
+    return True
+
+
+def _require_fewshot(manager: TaskManager, suite: AccuracySuite) -> None:
+    """Refuse examples where lm-eval would leave them out without a word."""
+    if not suite.num_fewshot:
+        return
+    fixed = [
+        str(config.get("task"))
+        for config in _leaf_configs(manager, suite.task)
+        if config.get("num_fewshot") == 0
+    ]
+    if fixed:
+        raise InputError(
+            f"the task {suite.task!r} takes no few-shot examples, and {suite.num_fewshot} are "
+            "asked for",
+            fix=f"leave `num_fewshot` out: {', '.join(fixed[:3])} is 0-shot by definition",
+        )
+
+
+def _require_questions(leaves: dict[str, Any], data: Path | None) -> None:
+    """Refuse a task without questions, which lm-eval would trip over at the end."""
+    empty = [name for name, task in leaves.items() if not len(task.eval_docs)]
+    if empty:
+        raise InputError(
+            f"the task {empty[0]!r} has no questions",
+            where=data,
+            fix="check the data set's files, or leave the task out",
+        )

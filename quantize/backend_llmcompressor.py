@@ -6,19 +6,24 @@ the request is read. Written against llm-compressor 0.14.
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import resource
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from qkit.errors import EnvironmentMissingError, MeasurementError
+from qkit.errors import MeasurementError
 from qkit.protocol import QuantizeRequest, QuantizeResult
 from qkit.quantize.backend_damping import damping_retries
+from qkit.quantize.backend_shared import (
+    ProgressCallback,
+    choose_device,
+    layer_progress,
+    read_calibration,
+    result_of,
+    scheme_of,
+)
 from qkit.quantize.schemes import (
     KV_CACHE_FP8,
     ActivationFormat,
@@ -26,7 +31,6 @@ from qkit.quantize.schemes import (
     Scheme,
     WeightFormat,
     is_ignored,
-    scheme_for,
 )
 from qkit.quantize.source_files import keep_source_files
 
@@ -34,8 +38,6 @@ REQUEST = QuantizeRequest
 PACKAGES = ("llmcompressor", "compressed-tensors", "torch", "transformers")
 #: Shards as the hub's own tools write them.
 MAX_SHARD_SIZE = "5GB"
-
-ProgressCallback = Callable[[str, int, int], None]
 
 
 def run(request: QuantizeRequest, progress: ProgressCallback) -> QuantizeResult:
@@ -48,16 +50,8 @@ def run(request: QuantizeRequest, progress: ProgressCallback) -> QuantizeResult:
         EnvironmentMissingError: CUDA is asked for and torch sees no GPU.
         MeasurementError: Nothing was quantized, or the saved checkpoint is broken.
     """
-    if request.device == "cpu":
-        # llm-compressor takes an accelerator wherever it sees one.
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    import torch
-
-    if request.device == "cuda" and not torch.cuda.is_available():
-        raise EnvironmentMissingError(
-            "the quantize environment's torch sees no CUDA device",
-            fix="check the driver with nvidia-smi, or use --accelerator cpu",
-        )
+    choose_device(request.device)
+    import llmcompressor  # noqa: F401  (takes seconds; not to be counted as the first stage's)
     from transformers import AutoModelForCausalLM, AutoTokenizer, set_seed
 
     from qkit.quantize.backend_check import check_saved, source_reference
@@ -67,15 +61,26 @@ def run(request: QuantizeRequest, progress: ProgressCallback) -> QuantizeResult:
     trust = request.trust_remote_code
 
     progress("load", 0, 1)
-    reference = source_reference(source, device=request.device, trust_remote_code=trust)
     model = AutoModelForCausalLM.from_pretrained(source, dtype="auto", trust_remote_code=trust)
     tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=trust)
     progress("load", 1, 1)
 
+    progress("reference", 0, 1)
+    reference = source_reference(
+        source,
+        device=request.device,
+        trust_remote_code=trust,
+        tokenize=lambda text: list(tokenizer(text)["input_ids"]),
+        # llm-compressor takes the model from the CPU, layer by layer; a GPU answers sooner from a
+        # copy of its own.
+        load=_returning(model) if request.device == "cpu" else None,
+    )
+    progress("reference", 1, 1)
+
     with (
         _collected_messages() as messages,
         damping_retries(model) as retries,
-        _layer_progress(model, progress),
+        layer_progress(model.model.layers, progress),
     ):
         _oneshot(model, tokenizer, request)
     quantized, ignored = _sort_modules(model)
@@ -90,17 +95,17 @@ def run(request: QuantizeRequest, progress: ProgressCallback) -> QuantizeResult:
     progress("check", 0, 1)
     report = check_saved(reference, out, device=request.device, trust_remote_code=trust)
     progress("check", 1, 1)
-    return QuantizeResult(
-        scheme=_scheme_name(_scheme(request)),
-        quantized_modules=quantized,
-        ignored_modules=ignored,
-        skipped_mappings=tuple(messages.skipped),
+    return result_of(
+        request,
+        (quantized, ignored),
+        report,
+        skipped=tuple(messages.skipped),
         notes=(*retries.notes(), *messages.warnings, *_cpu_awq_note(request)),
-        load_check=report.summary(),
-        mean_kl=report.mean_kl,
-        top1_agreement=report.top1_agreement,
-        peak_memory_bytes=_peak_memory(request.device),
     )
+
+
+def _returning(model: Any) -> Callable[[Path], Any]:
+    return lambda _path: model
 
 
 def _oneshot(model: Any, tokenizer: Any, request: QuantizeRequest) -> None:
@@ -108,7 +113,10 @@ def _oneshot(model: Any, tokenizer: Any, request: QuantizeRequest) -> None:
 
     arguments: dict[str, Any] = {"model": model, "processor": tokenizer}
     if request.calibration_path is not None:
-        data = _calibration_set(Path(request.calibration_path))
+        from datasets import Dataset
+
+        # Token ids, which llm-compressor takes as already tokenized.
+        data = Dataset.from_dict({"input_ids": read_calibration(request)})
         arguments |= {
             "dataset": data,
             "num_calibration_samples": len(data),
@@ -127,7 +135,7 @@ def _modifiers(request: QuantizeRequest) -> list[Any]:
     from llmcompressor.modifiers.transform.smoothquant import SmoothQuantModifier
 
     groups: dict[str, Any] = {
-        "config_groups": {"group_0": _compressed_tensors_scheme(_scheme(request))},
+        "config_groups": {"group_0": _compressed_tensors_scheme(scheme_of(request))},
         "ignore": list(request.ignore),
         "kv_cache_scheme": _quantization_args(KV_CACHE_FP8) if request.kv_cache else None,
     }
@@ -143,29 +151,6 @@ def _modifiers(request: QuantizeRequest) -> list[Any]:
     if request.rounding == "rtn":
         return [smooth, QuantizationModifier(**groups)]
     return [smooth, GPTQModifier(**gptq)]
-
-
-def _scheme(request: QuantizeRequest) -> Scheme:
-    return scheme_for(
-        request.method,
-        weight_bits=request.weight_bits,
-        group_size=request.group_size,
-        symmetric=request.symmetric,
-        actorder=request.actorder,
-        scales=request.scales,
-        rounding=request.rounding,
-    )
-
-
-def _scheme_name(scheme: Scheme) -> str:
-    """Return the scheme in llm-compressor's spelling, with the group size."""
-    weights, inputs = scheme.weights, scheme.activations
-    if weights.type == "float":
-        return {"tensor": "FP8", "channel": "FP8_DYNAMIC", "block": "FP8_BLOCK"}[weights.strategy]
-    if inputs:
-        return "W8A8" if inputs.dynamic else "W8A8 static"
-    size = f" g{weights.group_size}" if weights.group_size else ""
-    return f"W{weights.num_bits}A16{'' if weights.symmetric else '_ASYM'}{size}"
 
 
 def _compressed_tensors_scheme(scheme: Scheme) -> Any:
@@ -188,14 +173,6 @@ def _quantization_args(part: WeightFormat | ActivationFormat | KvCacheFormat) ->
         # The extremes over all samples; the default is a moving average, which forgets.
         settings["observer"] = "static_minmax"
     return QuantizationArgs(**settings)
-
-
-def _calibration_set(path: Path) -> Any:
-    """Return the prepared token ids as a data set llm-compressor takes as already tokenized."""
-    from datasets import Dataset
-
-    with path.open(encoding="utf-8") as stream:
-        return Dataset.from_dict({"input_ids": [json.loads(line) for line in stream]})
 
 
 def _sort_modules(model: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -312,35 +289,3 @@ def _collected_messages() -> Iterator[_Messages]:
         yield messages
     finally:
         logger.remove(sink)
-
-
-@contextmanager
-def _layer_progress(model: Any, progress: ProgressCallback) -> Iterator[None]:
-    """Report which decoder layer calibration has reached, by forward hooks on the layers."""
-    layers = list(getattr(getattr(model, "model", None), "layers", ()))
-    current = [-1]
-
-    def hook_for(index: int) -> Callable[..., None]:
-        def hook(*_args: Any) -> None:
-            if index != current[0]:
-                current[0] = index
-                progress("quantize", index, len(layers))
-
-        return hook
-
-    hooks = [layer.register_forward_hook(hook_for(i)) for i, layer in enumerate(layers)]
-    progress("quantize", 0, max(1, len(layers)))
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
-    progress("quantize", max(1, len(layers)), max(1, len(layers)))
-
-
-def _peak_memory(device: str) -> int:
-    if device == "cuda":
-        import torch
-
-        return int(torch.cuda.max_memory_allocated())
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

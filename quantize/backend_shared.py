@@ -1,4 +1,4 @@
-"""What the workers of AutoAWQ, GPTQModel and AutoGPTQ share.
+"""What the workers of all backends share.
 
 Runs inside their environments; imports torch only when called.
 """
@@ -17,6 +17,7 @@ from qkit.errors import EnvironmentMissingError, MeasurementError
 from qkit.protocol import QuantizeRequest, QuantizeResult, write_json
 from qkit.quantize.backend_check import LogitsReport, old_rope_settings
 from qkit.quantize.checkpoint import CONFIG_FILE, HEAD, HEAD_WEIGHT
+from qkit.quantize.schemes import Scheme, scheme_for
 
 ProgressCallback = Callable[[str, int, int], None]
 
@@ -66,7 +67,8 @@ def layer_progress(layers: Any, progress: ProgressCallback) -> Iterator[None]:
 
     def hook_for(index: int) -> Callable[..., None]:
         def hook(*_args: Any) -> None:
-            if index > reached[0]:
+            # Not "greater": SmoothQuant and GPTQ each go through all layers.
+            if index != reached[0]:
                 reached[0] = index
                 progress("quantize", index, total)
 
@@ -85,7 +87,7 @@ def layer_progress(layers: Any, progress: ProgressCallback) -> Iterator[None]:
 def module_names(model: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the names of the packed layers and of the Linear layers that are left.
 
-    Every one of these libraries has several classes of packed layers; all hold a `qweight`.
+    AutoAWQ, GPTQModel and AutoGPTQ have several classes of packed layers; all hold a `qweight`.
 
     Raises:
         MeasurementError: A layer other than the head was left, or none was packed.
@@ -180,6 +182,30 @@ def write_quantization_config(folder: Path, settings: dict[str, Any]) -> None:
     write_json(path, {**config, "quantization_config": settings})
 
 
+def scheme_of(request: QuantizeRequest) -> Scheme:
+    """Return the scheme that is asked for."""
+    return scheme_for(
+        request.method,
+        weight_bits=request.weight_bits,
+        group_size=request.group_size,
+        symmetric=request.symmetric,
+        actorder=request.actorder,
+        scales=request.scales,
+        rounding=request.rounding,
+    )
+
+
+def scheme_name(scheme: Scheme) -> str:
+    """Return a scheme in llm-compressor's spelling, with the group size."""
+    weights, inputs = scheme.weights, scheme.activations
+    if weights.type == "float":
+        return {"tensor": "FP8", "channel": "FP8_DYNAMIC", "block": "FP8_BLOCK"}[weights.strategy]
+    if inputs:
+        return "W8A8" if inputs.dynamic else "W8A8 static"
+    size = f" g{weights.group_size}" if weights.group_size else ""
+    return f"W{weights.num_bits}A16{'' if weights.symmetric else '_ASYM'}{size}"
+
+
 def result_of(
     request: QuantizeRequest,
     modules: tuple[tuple[str, ...], tuple[str, ...]],
@@ -188,10 +214,17 @@ def result_of(
     skipped: tuple[str, ...] = (),
     notes: tuple[str, ...] = (),
 ) -> QuantizeResult:
-    """Return what a worker reports."""
-    size = f"g{request.group_size}" if request.weight_bits == 4 else "channel"
+    """Return what a worker reports.
+
+    Args:
+        request: What it was asked for.
+        modules: Names of the quantized and of the kept Linear layers.
+        report: How what was saved compares with the source.
+        skipped: Smoothing mappings that were left out.
+        notes: What else a person should know.
+    """
     return QuantizeResult(
-        scheme=f"W{request.weight_bits}A16{'' if request.symmetric else '_ASYM'} {size}",
+        scheme=scheme_name(scheme_of(request)),
         quantized_modules=modules[0],
         ignored_modules=modules[1],
         skipped_mappings=skipped,

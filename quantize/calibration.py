@@ -11,13 +11,17 @@ import hashlib
 import json
 import os
 import random
+import tempfile
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from qkit.errors import InputError, nearest
 from qkit.measurements import CalibrationRecord
 from qkit.quantize.calibration_rows import Row, load_rows
+from qkit.quantize.calibration_scripts import one_script_warning, script_mix, tokenizer_scripts
 from qkit.recipe import Calibration
 
 #: Columns looked for when the recipe names none, in this order.
@@ -51,51 +55,105 @@ def prepare_calibration(
         HubUnreachableError: The data set has to come from the hub and does not.
     """
     rows = load_rows(config.source, split=config.split)
-    column = _choose_column(rows, config)
+    column = choose_column(rows, config)
     tokenizer = _load_tokenizer(tokenizer_path)
-    order = list(range(len(rows)))
-    random.Random(config.seed).shuffle(order)
-
-    needed = config.samples * config.seq_len
-    ids: list[int] = []
-    read = skipped = 0
-    for start in range(0, len(order), BATCH_ROWS):
-        batch = [rows[index] for index in order[start : start + BATCH_ROWS]]
-        texts = [_render(row, column, tokenizer) for row in batch]
-        wanted = [text for text in texts if text is not None and text.strip()]
-        read += len(batch)
-        skipped += len(batch) - len(wanted)
-        # A rendered chat holds its special tokens as text; the tokenizer must not add others.
-        for encoded in _encode(tokenizer, wanted, add_special_tokens=column not in _CHAT_COLUMNS):
-            ids += encoded
-        if len(ids) >= needed:
-            break
-    samples = list(_pack(ids[:needed], config.seq_len))
+    taken = _take(rows, column, tokenizer, config)
+    samples = list(_pack(taken.ids, config.samples * config.seq_len, config.seq_len))
     if not samples:
         raise InputError(
-            f"the calibration data holds {len(ids)} tokens in {read} rows ({skipped} of them"
-            f" without text); at least {MIN_TOKENS} are needed",
+            f"the calibration data holds {len(taken.ids)} tokens in {taken.rows_read} rows"
+            f" ({taken.skipped} of them without text); at least {MIN_TOKENS} are needed",
             where=config.source,
             fix="give more text",
         )
+    kept = sum(map(len, samples))
+    starts = [0, *taken.ends[:-1]]
+    scripts = script_mix(taken.characters)
     return CalibrationRecord(
         source=config.source,
         tokens_hash=_write(samples, out),
         requested_samples=config.samples,
         used_samples=len(samples),
         seq_len=config.seq_len,
-        total_tokens=sum(map(len, samples)),
-        rows_read=read,
-        rows_skipped=skipped,
+        total_tokens=kept,
+        rows_read=taken.rows_read,
+        rows_skipped=taken.skipped,
+        rows_there=len(rows),
+        rows_used=sum(start < kept for start in starts),
+        rows_truncated=sum(end > kept for end in taken.ends),
+        tokens_left_out=len(taken.ids) - kept,
+        scripts=scripts,
+        warning=one_script_warning(scripts, tokenizer_scripts(tokenizer_path)),
         seed=config.seed,
     )
+
+
+def check_calibration(config: Calibration, tokenizer_path: Path) -> None:
+    """Prepare calibration samples of a local source and keep none of them.
+
+    What is wrong with the data is found before the first of several variants is made; it takes
+    seconds. A hub data set is left to the variant that needs it: its failure costs the others
+    nothing.
+
+    Raises:
+        InputError: As `prepare_calibration`.
+    """
+    if Path(config.source).expanduser().exists():
+        with tempfile.TemporaryDirectory() as folder:
+            prepare_calibration(config, tokenizer_path=tokenizer_path, out=Path(folder) / "samples")
+
+
+@dataclass
+class _Taken:
+    """Tokens of the rows in the seed's order, up to the row that makes them enough.
+
+    Attributes:
+        ids: Token ids, end to end.
+        ends: Position after each row's last token.
+        skipped: Rows without text among those read.
+        characters: How often each character occurs in the rows' own text, before the template.
+    """
+
+    ids: list[int] = field(default_factory=list)
+    ends: list[int] = field(default_factory=list)
+    skipped: int = 0
+    characters: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def rows_read(self) -> int:
+        """Rows with text and without."""
+        return len(self.ends) + self.skipped
+
+
+def _take(rows: Sequence[Row], column: str | None, tokenizer: Any, config: Calibration) -> _Taken:
+    order = list(range(len(rows)))
+    random.Random(config.seed).shuffle(order)
+    needed = config.samples * config.seq_len
+    taken = _Taken()
+    for start in range(0, len(order), BATCH_ROWS):
+        batch = [rows[index] for index in order[start : start + BATCH_ROWS]]
+        texts = [_render(row, column, tokenizer) for row in batch]
+        wanted = [text for text in texts if text.strip()]
+        # A rendered chat holds its special tokens as text; the tokenizer must not add others.
+        special = column not in _CHAT_COLUMNS
+        encoded = iter(_encode(tokenizer, wanted, add_special_tokens=special))
+        for row, text in zip(batch, texts, strict=True):
+            if len(taken.ids) >= needed:
+                return taken
+            if not text.strip():
+                taken.skipped += 1
+                continue
+            taken.ids += next(encoded)
+            taken.ends.append(len(taken.ids))
+            taken.characters.update(plain_text(row, column))
+    return taken
 
 
 _CHAT_COLUMNS = ("messages", "conversations")
 
 
-def _pack(ids: Sequence[int], seq_len: int) -> Iterator[list[int]]:
-    for start in range(0, len(ids), seq_len):
+def _pack(ids: Sequence[int], needed: int, seq_len: int) -> Iterator[list[int]]:
+    for start in range(0, min(needed, len(ids)), seq_len):
         sample = list(ids[start : start + seq_len])
         if len(sample) >= min(seq_len, MIN_TOKENS):
             yield sample
@@ -114,7 +172,7 @@ def _write(samples: list[list[int]], out: Path) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def _choose_column(rows: Sequence[Row], config: Calibration) -> str | None:
+def choose_column(rows: Sequence[Row], config: Calibration) -> str | None:
     """Return the column to read, None for rows that are texts.
 
     Raises:
@@ -147,17 +205,45 @@ def _choose_column(rows: Sequence[Row], config: Calibration) -> str | None:
     )
 
 
-def _render(row: Row, column: str | None, tokenizer: Any) -> str | None:
-    """Return a row's text, None if it has none."""
+def plain_text(row: Row, column: str | None) -> str:
+    """Return a row's own text, a chat's turns one a line; empty if it has none.
+
+    Raises:
+        InputError: The row or its column holds something else.
+    """
+    value = _value(row, column)
+    if not isinstance(value, list):
+        return value
+    return "\n".join(_message(turn, row.where)["content"] for turn in value)
+
+
+def _render(row: Row, column: str | None, tokenizer: Any) -> str:
+    """Return a row's text as the model reads it: chats through the template, texts as they are."""
+    value = _value(row, column)
+    text = _render_chat(value, row.where, tokenizer) if isinstance(value, list) else value
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InputError(
+            f"the text holds half a character (\\u{ord(text[error.start]):04x}), which no"
+            " tokenizer takes",
+            where=row.where,
+            fix="write the row again from its original, or leave it out",
+        ) from error
+    return text
+
+
+def _value(row: Row, column: str | None) -> str | list[Any]:
+    """Return a row's text or list of messages; an empty text if it has none."""
     if isinstance(row.value, str) or column is None:
         if not isinstance(row.value, str):
             raise InputError("some calibration rows are texts and this one is not", where=row.where)
         return row.value
     value = row.value.get(column)
-    if value is None or isinstance(value, str):
+    if not value and (value is None or isinstance(value, (str, list))):
+        return ""
+    if isinstance(value, (str, list)):
         return value
-    if isinstance(value, list):
-        return _render_chat(value, row.where, tokenizer) if value else None
     raise InputError(
         f"column {column!r} holds {type(value).__name__}, not a text or a list of messages",
         where=row.where,

@@ -10,11 +10,13 @@ import io
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from qkit.errors import HubUnreachableError, InputError, nearest
+from qkit.quantize.hub import hub_switched_off, why_unreachable
 
 #: Files of a downloaded data set that hold no rows.
 DESCRIPTIONS = frozenset(
@@ -23,8 +25,11 @@ DESCRIPTIONS = frozenset(
 _HUB_NAME = re.compile(r"^[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?$")
 _UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 _UTF8_MARK = b"\xef\xbb\xbf"
-#: A whole book in one CSV cell is fine; the module's own limit is 128 KiB.
-_CSV_FIELD_BYTES = 1 << 30
+#: Rows of a Parquet file that are looked at before the work.
+_HEAD_ROWS = 256
+#: A whole book in one row is fine; a file without line breaks is hardly what was meant. (The csv
+#: module's own limit is 128 KiB.)
+MAX_ROW_CHARACTERS = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -55,13 +60,51 @@ def load_rows(source: str, *, split: str) -> Sequence[Row]:
         if not rows:
             raise InputError("the calibration data holds no row", where=path)
         return rows
-    if path.suffix.lower() in READERS or not _HUB_NAME.match(source):
+    _check_hub_name(source)
+    return _HubRows(source, split)
+
+
+def sample_rows(source: str, *, split: str, max_bytes: int) -> tuple[list[Row], bool] | None:
+    """Return rows from the beginning of a local source, and whether they are all.
+
+    For a look at the data before the work: at most about `max_bytes` of it are read, and of a
+    Parquet file the first rows.
+
+    Returns:
+        None for a hub data set, and for a .json file that is larger than that: an array is read
+        whole or not at all.
+
+    Raises:
+        InputError: As `load_rows`, about what was read.
+    """
+    path = Path(source).expanduser()
+    if not path.exists():
+        _check_hub_name(source)
+        return None
+    rows: list[Row] = []
+    files = _files_in(path, split) if path.is_dir() else [path]
+    for file in files:
+        size = file.stat().st_size
+        whole = size <= max_bytes
+        if file.suffix.lower() == ".json" and not whole:
+            return (rows, False) if rows else None
+        rows += _read_file(file, None if whole else max_bytes)
+        max_bytes -= size
+        if max_bytes <= 0 and (not whole or file != files[-1]):
+            return rows, False
+    if not rows:
+        raise InputError("the calibration data holds no row", where=path)
+    return rows, True
+
+
+def _check_hub_name(source: str) -> None:
+    """Refuse what is neither a file that is there nor a hub data set's name."""
+    if Path(source).suffix.lower() in READERS or not _HUB_NAME.match(source):
         raise InputError(
             f"there is no calibration file {source!r}",
-            where=path.absolute(),
+            where=Path(source).expanduser().absolute(),
             fix=f"give a file ({', '.join(READERS)}), a folder of them, or a hub data set's name",
         )
-    return _HubRows(source, split)
 
 
 def _files_in(folder: Path, split: str) -> list[Path]:
@@ -83,7 +126,8 @@ def _files_in(folder: Path, split: str) -> list[Path]:
     return of_split or files
 
 
-def _read_file(path: Path) -> list[Row]:
+def _read_file(path: Path, head: int | None = None) -> list[Row]:
+    """Return a file's rows; with `head`, those that begin in about as many bytes."""
     reader = READERS.get(path.suffix.lower())
     if reader is None:
         raise InputError(
@@ -93,16 +137,19 @@ def _read_file(path: Path) -> list[Row]:
         )
     if path.stat().st_size == 0:
         raise InputError("the calibration file is empty", where=path)
-    return list(reader(path))
+    return list(reader(path, head))
 
 
-def _read_text(path: Path) -> str:
-    """Return a file's text; a UTF-8 byte-order mark is dropped.
+def _read_text(path: Path, head: int | None) -> str:
+    """Return a file's text, or its first lines; a UTF-8 byte-order mark is dropped.
 
     Raises:
         InputError: It is not UTF-8; the message says which line and how to convert it.
     """
-    raw = path.read_bytes()
+    with path.open("rb") as stream:
+        raw = stream.read(-1 if head is None else head)
+    if head is not None and len(raw) == head:
+        raw = raw[: raw.rfind(b"\n") + 1] or raw
     if raw.startswith(_UTF16_MARKS) or b"\0" in raw[:4096]:
         raise InputError(
             f"{path.name} is UTF-16 (or binary), not UTF-8",
@@ -123,9 +170,26 @@ def _read_text(path: Path) -> str:
     return text
 
 
-def _read_jsonl(path: Path) -> Iterator[Row]:
+def _lines(path: Path, head: int | None) -> Iterator[tuple[int, str]]:
+    """Yield the lines of a text file, numbered from 1.
+
+    Raises:
+        InputError: A line is longer than any row should be.
+    """
     # Not splitlines(): U+2028 and the like are legal inside a JSON string.
-    for number, line in enumerate(_read_text(path).split("\n"), start=1):
+    for number, line in enumerate(_read_text(path, head).split("\n"), start=1):
+        if len(line) > MAX_ROW_CHARACTERS:
+            raise InputError(
+                f"line {number} is oversized: it has {len(line):,} characters, and a row may have"
+                f" {MAX_ROW_CHARACTERS:,}",
+                where=f"{path}:{number}",
+                fix="write one row a line; a JSON array belongs into a .json file",
+            )
+        yield number, line
+
+
+def _read_jsonl(path: Path, head: int | None) -> Iterator[Row]:
+    for number, line in _lines(path, head):
         if not line.strip():
             continue
         try:
@@ -139,16 +203,20 @@ def _read_jsonl(path: Path) -> Iterator[Row]:
             ) from error
 
 
-def _read_json(path: Path) -> Iterator[Row]:
-    text = _read_text(path)
+def _read_json(path: Path, head: int | None) -> Iterator[Row]:
+    text = _read_text(path, head)
     try:
         value = json.loads(text)
-    except ValueError as error:
+    except json.JSONDecodeError as error:
         # Many data sets name their JSON Lines files .json.
         if text.lstrip().startswith("{"):
-            yield from _read_jsonl(path)
+            yield from _read_jsonl(path, head)
             return
-        raise InputError(f"the file is not valid JSON: {error}", where=path) from error
+        raise InputError(
+            f"the file is not valid JSON: {error}",
+            where=f"{path}:{error.lineno}",
+            fix="it must be one array of rows; one object a line makes a .jsonl file",
+        ) from error
     if not isinstance(value, list):
         raise InputError(
             "the JSON file holds one object, not an array of rows",
@@ -167,9 +235,9 @@ def _json_row(value: Any, where: str) -> Row:
     return Row(value, where)
 
 
-def _read_csv(path: Path) -> Iterator[Row]:
-    csv.field_size_limit(_CSV_FIELD_BYTES)
-    reader = csv.DictReader(io.StringIO(_read_text(path), newline=""), strict=True)
+def _read_csv(path: Path, head: int | None) -> Iterator[Row]:
+    csv.field_size_limit(MAX_ROW_CHARACTERS)
+    reader = csv.DictReader(io.StringIO(_read_text(path, head), newline=""), strict=True)
     try:
         for record in reader:
             if None in record or None in record.values():
@@ -180,6 +248,8 @@ def _read_csv(path: Path) -> Iterator[Row]:
                 )
             yield Row(record, f"{path}:{reader.line_num}")
     except csv.Error as error:
+        if head is not None and "unexpected end" in str(error):
+            return  # the head ends inside a quoted cell
         # The inner reader's count: the outer one's stops at the last good row.
         line = reader.reader.line_num
         raise InputError(
@@ -187,32 +257,38 @@ def _read_csv(path: Path) -> Iterator[Row]:
         ) from error
 
 
-def _read_parquet(path: Path) -> Iterator[Row]:
+def _read_parquet(path: Path, head: int | None) -> Iterator[Row]:
     # Imported when needed, as datasets below: together they take seconds.
     import pyarrow as pa  # noqa: PLC0415
     import pyarrow.parquet as pq  # noqa: PLC0415
 
     try:
-        rows = pq.read_table(path).to_pylist()
+        if head is None:
+            rows = pq.read_table(path).to_pylist()
+        else:
+            batches = pq.ParquetFile(path).iter_batches(batch_size=_HEAD_ROWS)
+            rows = next(batches, pa.RecordBatch.from_pylist([])).to_pylist()
     except (pa.ArrowException, OSError) as error:
         raise InputError(f"the Parquet file cannot be read: {error}", where=path) from error
     for number, record in enumerate(rows, start=1):
         yield Row(record, f"{path}: row {number}")
 
 
-def _read_paragraphs(path: Path) -> Iterator[Row]:
+def _read_paragraphs(path: Path, head: int | None) -> Iterator[Row]:
     """Take every paragraph (text between blank lines) as a row."""
     start, block = 1, list[str]()
-    for number, line in enumerate([*_read_text(path).split("\n"), ""], start=1):
+    for number, line in _lines(path, head):
         if line.strip():
             start = start if block else number
             block.append(line.rstrip("\r"))
         elif block:
             yield Row("\n".join(block), f"{path}:{start}")
             block = []
+    if block:
+        yield Row("\n".join(block), f"{path}:{start}")
 
 
-READERS: dict[str, Callable[[Path], Iterator[Row]]] = {
+READERS: dict[str, Callable[[Path, int | None], Iterator[Row]]] = {
     ".jsonl": _read_jsonl,
     ".json": _read_json,
     ".parquet": _read_parquet,
@@ -238,11 +314,14 @@ class _HubRows(Sequence[Row]):
 def _load_hub(name: str, split: str) -> Any:
     import datasets  # noqa: PLC0415
 
+    reason = why_unreachable()
     try:
-        return datasets.load_dataset(name, split=split)
+        # A copy of an earlier download is used as it is where the hub is out of reach.
+        with hub_switched_off() if reason else nullcontext():
+            return datasets.load_dataset(name, split=split)
     except ValueError as error:
         if "split" not in str(error).lower():
-            raise _unreachable(name, error) from error
+            raise _unreachable(name, error, reason) from error
         splits = re.findall(r"'([\w.-]+)'", str(error).partition("among")[2]) or re.findall(
             r"'([\w.-]+)'", str(error)
         )
@@ -255,14 +334,14 @@ def _load_hub(name: str, split: str) -> Any:
     # datasets and the hub client raise many kinds of errors for "no network", offline mode, a
     # proxy's refusal and a private or missing repository; for the person they are one thing.
     except Exception as error:
-        raise _unreachable(name, error) from error
+        raise _unreachable(name, error, reason) from error
 
 
-def _unreachable(name: str, error: Exception) -> HubUnreachableError:
+def _unreachable(name: str, error: Exception, reason: str | None) -> HubUnreachableError:
     return HubUnreachableError(
         f"the calibration data set {name!r} cannot be had from the Hugging Face hub",
         where=name,
-        detail=f"{type(error).__name__}: {error}",
+        detail=reason or f"{type(error).__name__}: {error}",
         fix="give a local file or folder with --calibration; on a machine that reaches the hub,"
         f" `hf download --repo-type dataset {name} --local-dir DIR` makes such a folder",
     )

@@ -15,7 +15,12 @@ from typing import Any
 
 from qkit.errors import InputError
 from qkit.quantize.safetensors_header import DTYPE_BITS, TensorInfo
-from qkit.quantize.weight_files import read_json_file, read_tensors
+from qkit.quantize.weight_files import (
+    explain_no_weights,
+    has_weights,
+    read_json_file,
+    read_tensors,
+)
 
 CONFIG_FILE = "config.json"
 HEAD = "lm_head"
@@ -204,11 +209,18 @@ def describe_config(path: Path) -> Checkpoint:
 
 def split_bytes(checkpoint: Checkpoint) -> tuple[int, int]:
     """Return bytes of quantized layers (weights, scales, zero points) and bytes of all the rest."""
-    layers = set(quantized_layers(checkpoint))
-    quantized = sum(
-        tensor.bytes for name, tensor in checkpoint.tensors.items() if _owner(name) in layers
-    )
+    quantized = sum(bytes_by_layer(checkpoint).values())
     return quantized, checkpoint.weight_bytes - quantized
+
+
+def bytes_by_layer(checkpoint: Checkpoint) -> dict[str, int]:
+    """Return the bytes of every quantized layer, its bias left out."""
+    sizes = dict.fromkeys(quantized_layers(checkpoint), 0)
+    for name, tensor in checkpoint.tensors.items():
+        owner = _owner(name)
+        if owner in sizes:
+            sizes[owner] += tensor.bytes
+    return sizes
 
 
 def quantized_layers(checkpoint: Checkpoint) -> tuple[str, ...]:
@@ -238,6 +250,8 @@ def _owner(tensor_name: str) -> str | None:
 def _read_config(folder: Path) -> dict[str, Any]:
     path = folder / CONFIG_FILE
     if not path.is_file():
+        if not any(folder.glob("*.safetensors")) and has_weights(folder):
+            explain_no_weights(folder)  # a GGUF folder has no config.json
         raise InputError(
             f"{folder.name!r} has no {CONFIG_FILE}, so it is not a checkpoint folder",
             where=folder,

@@ -24,6 +24,9 @@ FIRST_WITH_FP8: Capability = (8, 9)
 #: vLLM has no INT8 kernels from here on ("INT8 W8A8", Blackwell limitation; for 12.x it stops with
 #: `Int8 not supported on SM120` after loading).
 FIRST_WITHOUT_INT8: Capability = (10, 0)
+#: The one with a kernel (Machete) for 8-bit weights with zero points; Marlin takes 4-bit ones only
+#: (`query_marlin_supported_quant_types`, `query_machete_supported_quant_types`).
+WITH_MACHETE: Capability = (9, 0)
 TENSOR_PARALLEL_SIZES = (1, 2, 4, 8)
 #: Layers whose inputs are split over the cards; all others are split by outputs.
 ROW_PARALLEL = ("o_proj", "down_proj")
@@ -84,7 +87,15 @@ def check_capability(scheme: Scheme | None, capability: Capability) -> Verdict:
     if scheme is None:
         return Verdict("native", "16-bit arithmetic")
     if scheme.activations is None:
-        return Verdict("weight-only", f"{scheme.weights.num_bits}-bit weights, 16-bit arithmetic")
+        if needs_machete(scheme) and capability != WITH_MACHETE:
+            return Verdict(
+                "refused",
+                f"vLLM has no kernel for 8-bit weights with zero points on {shown}: Marlin takes"
+                " none",
+                "use symmetric: true, which costs 8-bit weights next to nothing",
+            )
+        kernel = " (Machete, not Marlin)" if needs_machete(scheme) else ""
+        return Verdict("weight-only", f"{scheme.weights.num_bits}-bit weights{kernel}")
     if scheme.weights.type == "float":
         if capability < FIRST_WITH_FP8:
             return Verdict("weight-only", "no FP8 units: FP8 Marlin, 16-bit arithmetic")
@@ -96,6 +107,26 @@ def check_capability(scheme: Scheme | None, capability: Capability) -> Verdict:
             "use fp8 there; INT8 W8A8 runs on 8.0 to 9.0",
         )
     return Verdict("native", "INT8 arithmetic")
+
+
+def needs_machete(scheme: Scheme) -> bool:
+    """Tell whether weights have 8 bits and zero points, which Marlin has no kernel for."""
+    weights = scheme.weights
+    return scheme.activations is None and weights.num_bits == 8 and not weights.symmetric
+
+
+def cpu_obstacle(scheme: Scheme) -> str | None:
+    """Return what vLLM's CPU build lacks to serve a scheme, None if it serves it anywhere.
+
+    From vLLM 0.32: `CPUWNA16LinearKernel` takes 4-bit weights alone; FP8 with channel and token
+    scales runs everywhere, FP8 with other scales asks for AMX tiles.
+    """
+    weights = scheme.weights
+    if scheme.activations is None and weights.num_bits == 8:
+        return "vLLM's CPU build has no kernel for 8-bit weights with 16-bit inputs"
+    if weights.type == "float" and weights.strategy != "channel":
+        return f"vLLM's CPU build serves FP8 with one scale a {weights.strategy} with AMX only"
+    return None
 
 
 def check_tensor_parallel(

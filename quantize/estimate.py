@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from qkit.quantize.backends import BACKENDS
 from qkit.quantize.checkpoint import (
     EMBEDDINGS,
     HEAD_WEIGHT,
@@ -20,6 +21,7 @@ from qkit.quantize.checkpoint import (
 from qkit.quantize.compatibility import kv_heads_per_card, split_linear
 from qkit.quantize.devices import Device
 from qkit.quantize.methods import needs_calibration, scheme_of
+from qkit.quantize.packed_format import packed_format_of
 from qkit.quantize.safetensors_header import DTYPE_BITS
 from qkit.quantize.schemes import BF16_BYTES, is_ignored, layer_bytes
 from qkit.recipe import Calibration, Variant
@@ -101,17 +103,17 @@ def parameter_count(checkpoint: Checkpoint) -> int:
 def weight_bytes(checkpoint: Checkpoint, variant: Variant | None) -> WeightBytes:
     """Return the bytes a variant's weights will take on disk; None is the source itself.
 
-    As `split_bytes` counts them in what was saved: biases are not quantized, a head stored beside
-    tied embeddings is not kept, and KV-cache scales are two numbers a layer.
+    As `split_bytes` counts them in what was saved, in the format of the variant's backend: biases
+    are not quantized, a head stored beside tied embeddings is not kept, and KV-cache scales are two
+    numbers a layer.
     """
     if variant is None:
         quantized, rest = split_bytes(checkpoint)
         return WeightBytes(quantized, rest)
-    scheme = scheme_of(variant)
     targets = list(_targets(checkpoint, variant))
     replaced = {f"{linear.name}.weight" for linear in targets}
     return WeightBytes(
-        sum(layer_bytes(scheme, lin.out_features, lin.in_features) for lin in targets),
+        sum(stored_bytes(variant, linear) for linear in targets),
         sum(
             tensor.bytes
             for name, tensor in checkpoint.tensors.items()
@@ -119,6 +121,13 @@ def weight_bytes(checkpoint: Checkpoint, variant: Variant | None) -> WeightBytes
         )
         + (2 * checkpoint.num_layers * BF16_BYTES if variant.kv_cache else 0),
     )
+
+
+def stored_bytes(variant: Variant, linear: Linear) -> int:
+    """Return the bytes of one quantized layer in the format its backend writes, bias left out."""
+    if BACKENDS[variant.backend].storage == "packed":
+        return packed_format_of(variant).layer_bytes(linear)
+    return layer_bytes(scheme_of(variant), linear.out_features, linear.in_features)
 
 
 def kv_bytes_per_token(
@@ -287,7 +296,6 @@ def _card_tensors(
     checkpoint: Checkpoint, variant: Variant | None, size: int
 ) -> Iterator[tuple[str, int]]:
     """Yield (tensor or layer, bytes) of one card's part of the weights."""
-    scheme = None if variant is None else scheme_of(variant)
     quantized = set() if variant is None else {lin.name for lin in _targets(checkpoint, variant)}
     linears = {linear.name: linear for linear in checkpoint.linears}
     for name, tensor in checkpoint.tensors.items():
@@ -298,8 +306,8 @@ def _card_tensors(
             yield name, tensor.bytes // size
         elif name.endswith(".weight") and layer in linears:
             out, inputs = split_linear(linears[layer], checkpoint, size)
-            if scheme is not None and layer in quantized:
-                yield name, layer_bytes(scheme, out, inputs)
+            if variant is not None and layer in quantized:
+                yield name, stored_bytes(variant, Linear(layer, out, inputs))
             else:
                 yield name, out * inputs * DTYPE_BITS[tensor.dtype] // 8
         else:

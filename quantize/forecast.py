@@ -17,7 +17,7 @@ from qkit.quantize.compatibility import (
     check_capability,
     check_tensor_parallel,
 )
-from qkit.quantize.devices import Device
+from qkit.quantize.devices import DEVICES, Device
 from qkit.quantize.estimate import (
     Serving,
     kv_bytes_per_token,
@@ -27,12 +27,16 @@ from qkit.quantize.estimate import (
     weight_bytes,
 )
 from qkit.quantize.methods import scheme_label, scheme_of
+from qkit.quantize.plan_calibration import calibration_checks
 from qkit.quantize.plan_checks import (
     Check,
+    cpu_checks,
     embeddings_check,
+    kernel_check,
     read_checkpoint,
     remote_code_checks,
     resource_checks,
+    smoothing_check,
     source_check,
     variant_problem,
 )
@@ -62,6 +66,8 @@ class VariantForecast:
     Attributes:
         makeable: Whether it can be made.
         ratio: `weight_bytes` over the source's.
+        cards: The cards asked about.
+        every_card: Every card qkit knows, in the order of `DEVICES`.
     """
 
     label: str
@@ -73,6 +79,7 @@ class VariantForecast:
     weight_bytes: int | None
     ratio: float | None
     cards: tuple[CardForecast, ...]
+    every_card: tuple[CardForecast, ...]
     tensor_parallel: tuple[TensorParallelVerdict, ...]
 
 
@@ -85,12 +92,14 @@ class Question:
         tensor_parallel: Cards a server is spread over.
         length: Tokens of one request, prompt and answer.
         concurrency: Requests at once.
+        gpu_here: Whether this machine has a GPU.
     """
 
     devices: tuple[Device, ...]
     tensor_parallel: int
     length: int
     concurrency: int
+    gpu_here: bool = True
 
 
 @dataclass(frozen=True)
@@ -136,7 +145,13 @@ def make_forecast(
     checkpoint, files = read_checkpoint(folder)
     source = source_check(checkpoint)
     problems = {
-        variant.label: variant_problem(checkpoint, variant, source_is_fine=source.status == "ok")
+        variant.label: variant_problem(
+            checkpoint,
+            variant,
+            source_is_fine=source.status == "ok",
+            # Left open, the job is planned for the cards, whatever this machine is.
+            accelerator="cpu" if recipe.accelerator == "cpu" else "cuda",
+        )
         for variant in recipe.variants
     }
     checks = [*files, source, embeddings_check(checkpoint)]
@@ -152,9 +167,19 @@ def make_forecast(
             for variant in recipe.variants
         ]
         checks += _serving_checks(rows, question)
-        checks += resource_checks(
-            checkpoint, [item for item in to_make if problems[item.variant.label] is None]
+        makeable = [item for item in to_make if problems[item.variant.label] is None]
+        on_cpu = recipe.accelerator == "cpu" or (
+            checkpoint.weights_stored and recipe.accelerator == "auto" and not question.gpu_here
         )
+        for variant in (item.variant for item in makeable):
+            found = (
+                smoothing_check(checkpoint, variant),
+                kernel_check(variant, recipe.serve.kernel, question.devices),
+                *(cpu_checks(variant) if on_cpu else ()),
+            )
+            checks += [check for check in found if check]
+        checks += calibration_checks(checkpoint, makeable)
+        checks += resource_checks(checkpoint, makeable)
     return Forecast(
         name=recipe.name,
         folder=folder,
@@ -187,30 +212,6 @@ def _row(
 ) -> VariantForecast:
     size = weight_bytes(checkpoint, variant)
     source = weight_bytes(checkpoint, None)
-    asked = check_tensor_parallel(checkpoint, variant, question.tensor_parallel)
-    cards = []
-    for device in question.devices:
-        scheme = None if variant is None else scheme_of(variant)
-        verdict = check_capability(scheme, device.capability)
-        runs = verdict.support != "refused" and asked.ok
-        cards.append(
-            CardForecast(
-                device.name,
-                verdict,
-                serving(
-                    checkpoint,
-                    variant,
-                    device,
-                    tensor_parallel=question.tensor_parallel,
-                    length=question.length,
-                    concurrency=question.concurrency,
-                    gpu_memory_utilization=recipe.serve.gpu_memory_utilization,
-                    max_num_seqs=recipe.serve.max_num_seqs,
-                )
-                if runs
-                else None,
-            )
-        )
     sizes = sorted({*TENSOR_PARALLEL_SIZES, question.tensor_parallel})
     return VariantForecast(
         label=variant.label if variant else BASELINE,
@@ -221,9 +222,38 @@ def _row(
         unquantized_bytes=size.unquantized,
         weight_bytes=size.total,
         ratio=size.total / source.total,
-        cards=tuple(cards),
+        cards=tuple(
+            _card(checkpoint, variant, card, question, recipe) for card in question.devices
+        ),
+        every_card=tuple(
+            _card(checkpoint, variant, card, question, recipe) for card in DEVICES.values()
+        ),
         tensor_parallel=tuple(check_tensor_parallel(checkpoint, variant, n) for n in sizes),
     )
+
+
+def _card(
+    checkpoint: Checkpoint,
+    variant: Variant | None,
+    device: Device,
+    question: Question,
+    recipe: Recipe,
+) -> CardForecast:
+    verdict = check_capability(None if variant is None else scheme_of(variant), device.capability)
+    split = check_tensor_parallel(checkpoint, variant, question.tensor_parallel)
+    if verdict.support == "refused" or not split.ok:
+        return CardForecast(device.name, verdict, None)
+    found = serving(
+        checkpoint,
+        variant,
+        device,
+        tensor_parallel=question.tensor_parallel,
+        length=question.length,
+        concurrency=question.concurrency,
+        gpu_memory_utilization=recipe.serve.gpu_memory_utilization,
+        max_num_seqs=recipe.serve.max_num_seqs,
+    )
+    return CardForecast(device.name, verdict, found)
 
 
 def _refused_row(variant: Variant) -> VariantForecast:
@@ -237,6 +267,7 @@ def _refused_row(variant: Variant) -> VariantForecast:
         weight_bytes=None,
         ratio=None,
         cards=(),
+        every_card=(),
         tensor_parallel=(),
     )
 

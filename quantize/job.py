@@ -18,6 +18,7 @@ from qkit import __version__
 from qkit.environments import variables_of
 from qkit.hashing import hash_checkpoint
 from qkit.measurements import CalibrationRecord, VariantRecord
+from qkit.processes import is_running_since
 from qkit.protocol import Progress, QuantizeResult, write_json
 from qkit.quantize.backends import BACKENDS, check_backend
 from qkit.quantize.calibration import prepare_calibration
@@ -145,7 +146,7 @@ def remove_stale(out: Path) -> None:
     """Clear what killed runs left beside `out`, and undo a replacement that was cut in two."""
     for kind in ("partial", "old"):
         for path in sorted(out.parent.glob(f".{out.name}.{kind}-*")):
-            if _is_running(path.name.rpartition("-")[2]):
+            if _is_in_use(path):
                 continue
             if kind == "old" and not out.exists():
                 path.rename(out)
@@ -193,16 +194,12 @@ def _sibling(out: Path, kind: str) -> Path:
     return out.with_name(f".{out.name}.{kind}-{os.getpid()}")
 
 
-def _is_running(pid: str) -> bool:
+def _is_in_use(path: Path) -> bool:
+    """Tell whether the process that made a hidden folder, named in it, is at work on it."""
+    pid = path.name.rpartition("-")[2]
     if not pid.isdigit() or int(pid) == os.getpid():
         return False
-    try:
-        os.kill(int(pid), 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
+    return is_running_since(int(pid), path.stat().st_mtime)
 
 
 def _fsync(path: Path) -> None:

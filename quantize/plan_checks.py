@@ -12,15 +12,19 @@ from pathlib import Path
 from typing import Literal
 
 from qkit.errors import InputError
+from qkit.quantize.backends import BACKENDS, check_backend
 from qkit.quantize.checkpoint import (
     HEAD_WEIGHT,
     Checkpoint,
     describe_config,
     inspect_checkpoint,
 )
-from qkit.quantize.devices import GB
+from qkit.quantize.compatibility import WITH_MACHETE, cpu_obstacle, needs_machete
+from qkit.quantize.devices import GB, Device
+from qkit.quantize.methods import scheme_of
 from qkit.quantize.preflight import check_group_size, check_ignore, check_source, check_variant
 from qkit.quantize.resources import ToMake, disk_rooms, memory_room
+from qkit.quantize.smoothing import smoothing_of
 from qkit.quantize.weight_files import has_weights
 from qkit.recipe import Variant
 
@@ -119,10 +123,11 @@ def remote_code_checks(checkpoint: Checkpoint, *, trusted: bool) -> list[Check]:
 
 
 def variant_problem(
-    checkpoint: Checkpoint, variant: Variant, *, source_is_fine: bool
+    checkpoint: Checkpoint, variant: Variant, *, source_is_fine: bool, accelerator: str
 ) -> Check | None:
     """Return what keeps a variant from being made, beside what is wrong with the source."""
     try:
+        check_backend(checkpoint, variant, accelerator)
         if source_is_fine:
             check_variant(checkpoint, variant)
         else:
@@ -131,6 +136,41 @@ def variant_problem(
     except InputError as error:
         return Check(variant.label, "problem", error.what, error.fix)
     return None
+
+
+def smoothing_check(checkpoint: Checkpoint, variant: Variant) -> Check | None:
+    """Name the smoothing mappings a method applies and skips; None for a method without any."""
+    smoothing = smoothing_of(checkpoint, variant)
+    if smoothing is None:
+        return None
+    applied = "; ".join(map(str, smoothing.applied)) or "nothing"
+    skipped = "".join(f". Skipped: {mapping} ({reason})" for mapping, reason in smoothing.skipped)
+    return Check(variant.label, "ok", f"smooths {applied}{skipped}")
+
+
+def kernel_check(variant: Variant, kernel: str, devices: Sequence[Device]) -> Check | None:
+    """Say where the kernel asked for cannot serve a variant that the card could."""
+    hopper = any(device.capability == WITH_MACHETE for device in devices)
+    if kernel != "marlin" or not hopper or not needs_machete(scheme_of(variant)):
+        return None
+    return Check(
+        variant.label,
+        "problem",
+        "serve.kernel asks for Marlin, which has no kernel for 8-bit weights with zero points",
+        "use serve.kernel: auto, which takes Machete on 9.0, or symmetric: true",
+    )
+
+
+def cpu_checks(variant: Variant) -> list[Check]:
+    """Say what a machine without a GPU can make of a variant and cannot serve, or cannot make."""
+    checks = []
+    if BACKENDS[variant.backend].needs_cuda:
+        text = f"backend {variant.backend} quantizes on an NVIDIA GPU only; this machine has none"
+        checks.append(Check(variant.label, "note", text, "run it where there is a GPU"))
+    if obstacle := cpu_obstacle(scheme_of(variant)):
+        text = f"can be made without a GPU, but not served here: {obstacle}"
+        checks.append(Check(variant.label, "note", text, "serve it on a GPU"))
+    return checks
 
 
 def resource_checks(checkpoint: Checkpoint, to_make: Sequence[ToMake]) -> list[Check]:

@@ -18,6 +18,7 @@ from qkit.errors import InputError
 LENGTH_BYTES = 8
 #: The format's own limit, which keeps a file of another kind from being read as a header.
 MAX_HEADER_BYTES = 100_000_000
+CHUNK_BYTES = 1 << 24
 LFS_POINTER = b"version https://git-lfs"
 DTYPE_BITS = {
     "BOOL": 8,
@@ -107,6 +108,22 @@ def read_bytes(tensor: TensorInfo) -> bytes:
     with tensor.file.open("rb") as stream:
         stream.seek(tensor.offset)
         return stream.read(tensor.bytes)
+
+
+def same_data(first: TensorInfo, second: TensorInfo) -> bool:
+    """Tell whether two tensors have the same bytes, without holding them in memory."""
+    if first.bytes != second.bytes:
+        return False
+    with first.file.open("rb") as one, second.file.open("rb") as other:
+        one.seek(first.offset)
+        other.seek(second.offset)
+        left = first.bytes
+        while left:
+            size = min(left, CHUNK_BYTES)
+            if one.read(size) != other.read(size):
+                return False
+            left -= size
+    return True
 
 
 def _parse(raw: bytes, path: Path, *, data_start: int) -> dict[str, TensorInfo]:

@@ -18,14 +18,16 @@ import numpy as np
 from qkit.errors import MeasurementError
 from qkit.quantize.checkpoint import (
     CONFIG_FILE,
-    HEAD,
+    EMBEDDINGS,
+    HEAD_WEIGHT,
     Checkpoint,
+    bytes_by_layer,
     inspect_checkpoint,
     quantized_layers,
     split_bytes,
 )
 from qkit.quantize.methods import scheme_of
-from qkit.quantize.safetensors_header import TensorInfo, read_bytes
+from qkit.quantize.safetensors_header import TensorInfo, read_bytes, same_data
 from qkit.quantize.schemes import (
     KV_CACHE_FP8,
     ActivationFormat,
@@ -47,7 +49,7 @@ _FIX = (
 #: Calibrated scales of an attention module's keys and values.
 KV_CACHE_SCALES = ("k_scale", "v_scale")
 _SCALES = ("weight_scale", "input_scale", *KV_CACHE_SCALES)
-#: Largest difference of the quantized layers' bytes from the prediction.
+#: Largest difference of a quantized layer's bytes from the prediction.
 TOLERANCE = 0.02
 _SHOWN = 3
 
@@ -90,19 +92,7 @@ def verify_variant(path: Path, source: Checkpoint, variant: Variant) -> VariantS
     check_rest(saved, source, frozenset(expected))
     if changed := differing_files(source.path, path):
         raise wrong(f"{changed[0]} is not the source's", path)
-    quantized, rest = split_bytes(saved)
-    if saved.weight_bytes >= source.weight_bytes:
-        raise wrong(
-            f"the weights take {saved.weight_bytes} bytes, no fewer than the source's"
-            f" {source.weight_bytes}",
-            path,
-        )
-    predicted = sum(expected.values())
-    if abs(quantized - predicted) > TOLERANCE * predicted:
-        raise wrong(
-            f"the quantized layers take {quantized} bytes, predicted were {predicted}", path
-        )
-    return VariantSizes(quantized, rest, saved.weight_bytes, predicted)
+    return check_bytes(saved, source, expected)
 
 
 def wrong(what: str, where: Path, detail: str | None = None) -> MeasurementError:
@@ -212,6 +202,9 @@ def check_rest(
 ) -> None:
     """Check that everything that is not quantized is there, in the source's shape and dtype.
 
+    Embeddings and head must be the source's byte for byte; norms, biases and layers left alone may
+    have been smoothed.
+
     Args:
         saved: The variant.
         source: What it was made from.
@@ -221,7 +214,7 @@ def check_rest(
     weights = {f"{layer}.weight" for layer in quantized}
     biases = {f"{layer}.bias" for layer in quantized}
     for name, tensor in source.tensors.items():
-        if name in weights or (name == f"{HEAD}.weight" and saved.tied):
+        if name in weights or (name == HEAD_WEIGHT and saved.tied):
             continue
         kept: Mapping[str, TensorInfo] = saved.tensors
         if name not in kept:
@@ -233,6 +226,33 @@ def check_rest(
                 f" {tensor.dtype} {list(tensor.shape)}",
                 saved.path,
             )
+        if name in (EMBEDDINGS, HEAD_WEIGHT) and not same_data(kept[name], tensor):
+            raise wrong(f"{name} was changed, though to be left alone", kept[name].file)
+
+
+def check_bytes(saved: Checkpoint, source: Checkpoint, expected: Mapping[str, int]) -> VariantSizes:
+    """Check that every quantized layer takes the bytes predicted, and all of it fewer than before.
+
+    Args:
+        saved: The variant.
+        source: What it was made from.
+        expected: Bytes by quantized layer, bias left out.
+
+    Raises:
+        MeasurementError: Names the first layer that takes more or less.
+    """
+    found = bytes_by_layer(saved)
+    for layer, size in sorted(expected.items()):
+        if abs(found[layer] - size) > TOLERANCE * size:
+            raise wrong(f"{layer} takes {found[layer]} bytes, predicted were {size}", saved.path)
+    if saved.weight_bytes >= source.weight_bytes:
+        raise wrong(
+            f"the weights take {saved.weight_bytes} bytes, no fewer than the source's"
+            f" {source.weight_bytes}",
+            saved.path,
+        )
+    quantized, rest = split_bytes(saved)
+    return VariantSizes(quantized, rest, saved.weight_bytes, sum(expected.values()))
 
 
 def some(names: list[str]) -> str:

@@ -7,7 +7,6 @@ of the source. Nothing is loaded into a model, and no torch is needed.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +18,15 @@ from qkit.quantize.checkpoint import (
     Linear,
     inspect_checkpoint,
     quantized_layers,
-    split_bytes,
 )
-from qkit.quantize.methods import is_symmetric, scheme_of
+from qkit.quantize.packed_format import PackedFormat, packed_format_of
 from qkit.quantize.safetensors_header import TensorInfo, read_bytes
-from qkit.quantize.schemes import BF16_BYTES, INT32_BITS, is_ignored
+from qkit.quantize.schemes import is_ignored
 from qkit.quantize.source_files import differing_files
 from qkit.quantize.verify import (
-    TOLERANCE,
     VariantSizes,
     all_finite,
+    check_bytes,
     check_rest,
     some,
     wrong,
@@ -36,56 +34,6 @@ from qkit.quantize.verify import (
 from qkit.recipe import Variant
 
 SCALES_DTYPES = ("F16", "BF16")
-
-
-@dataclass(frozen=True)
-class PackedFormat:
-    """AutoAWQ's GEMM format ("awq") or GPTQ's ("gptq") for one bit width and group size.
-
-    Both keep a layer as `qweight`, `qzeros` and `scales`; AWQ packs its weights along the outputs,
-    GPTQ along the inputs. GPTQ adds `g_idx`, the group of every input.
-
-    Attributes:
-        method: "awq" or "gptq".
-        bits: Bits of one weight.
-        group_size: Inputs that share a scale; None for all of a row.
-    """
-
-    method: str
-    bits: int
-    group_size: int | None
-
-    def shapes(self, layer: Linear) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of a layer's tensors, by suffix."""
-        per_word = INT32_BITS // self.bits
-        outputs, inputs = layer.out_features, layer.in_features
-        groups = inputs // (self.group_size or inputs)
-        awq = self.method == "awq"
-        shapes: dict[str, tuple[int, ...]] = {
-            "qweight": (inputs, outputs // per_word) if awq else (inputs // per_word, outputs),
-            "qzeros": (groups, outputs // per_word),
-            "scales": (groups, outputs),
-        }
-        return shapes if awq else {**shapes, "g_idx": (inputs,)}
-
-    def layer_bytes(self, layer: Linear) -> int:
-        """Return the bytes of a layer, bias left out: 32-bit words and 16-bit scales."""
-        sizes = {suffix: int(np.prod(shape)) for suffix, shape in self.shapes(layer).items()}
-        return sum(
-            size * (BF16_BYTES if suffix == "scales" else INT32_BITS // 8)
-            for suffix, size in sizes.items()
-        )
-
-    def config(self, variant: Variant) -> dict[str, Any]:
-        """Return what config.json's `quantization_config` must say."""
-        general = {
-            "quant_method": self.method,
-            "bits": self.bits,
-            "group_size": self.group_size or -1,
-        }
-        if self.method == "awq":
-            return {**general, "zero_point": not is_symmetric(variant), "version": "gemm"}
-        return {**general, "sym": is_symmetric(variant), "desc_act": False}
 
 
 def verify_packed_variant(path: Path, source: Checkpoint, variant: Variant) -> VariantSizes:
@@ -96,8 +44,7 @@ def verify_packed_variant(path: Path, source: Checkpoint, variant: Variant) -> V
         InputError: The folder is not a readable checkpoint.
     """
     saved = inspect_checkpoint(path)
-    weights = scheme_of(variant).weights
-    packed = PackedFormat(variant.method, weights.num_bits, weights.group_size)
+    packed = packed_format_of(variant)
     layers = [lin for lin in source.linears if not is_ignored(lin.name, variant.ignore)]
     _check_config(saved, packed.config(variant))
     _check_names(saved, frozenset(layer.name for layer in layers))
@@ -109,19 +56,7 @@ def verify_packed_variant(path: Path, source: Checkpoint, variant: Variant) -> V
     check_rest(saved, source, frozenset(layer.name for layer in layers), biases_in=("F16",))
     if changed := differing_files(source.path, path):
         raise wrong(f"{changed[0]} is not the source's", path)
-    quantized, rest = split_bytes(saved)
-    predicted = sum(packed.layer_bytes(layer) for layer in layers)
-    if abs(quantized - predicted) > TOLERANCE * predicted:
-        raise wrong(
-            f"the quantized layers take {quantized} bytes, predicted were {predicted}", path
-        )
-    if saved.weight_bytes >= source.weight_bytes:
-        raise wrong(
-            f"the weights take {saved.weight_bytes} bytes, no fewer than the source's"
-            f" {source.weight_bytes}",
-            path,
-        )
-    return VariantSizes(quantized, rest, saved.weight_bytes, predicted)
+    return check_bytes(saved, source, {lin.name: packed.layer_bytes(lin) for lin in layers})
 
 
 def _check_config(saved: Checkpoint, wanted: dict[str, Any]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from qkit.errors import InputError
 from qkit.quantize.safetensors_header import TensorInfo, read_header
@@ -39,8 +39,7 @@ def read_tensors(folder: Path) -> dict[str, TensorInfo]:
     if (folder / WEIGHTS_FILE).is_file():
         _check_extra(folder, {WEIGHTS_FILE})
         return read_header(folder / WEIGHTS_FILE)
-    _explain_no_weights(folder)
-    raise AssertionError  # _explain_no_weights always raises
+    return explain_no_weights(folder)
 
 
 def _read_sharded(folder: Path) -> dict[str, TensorInfo]:
@@ -96,7 +95,8 @@ def _check_extra(folder: Path, listed: set[str]) -> None:
         )
 
 
-def _explain_no_weights(folder: Path) -> None:
+def explain_no_weights(folder: Path) -> NoReturn:
+    """Raise an InputError that says what a folder without safetensors weights holds instead."""
     convert = "load it in transformers and save it with save_pretrained (safetensors)"
     if stray := sorted(folder.glob("*.safetensors")):
         raise InputError(

@@ -1,21 +1,24 @@
 #!/usr/bin/env python3
-"""What the load generator costs: CPU time per streamed chunk, against a bare aiohttp loop.
+"""What the load generator costs: CPU time per streamed chunk, against others' clients.
 
     python scripts/bench_client.py [--streams 64] [--requests 256] [--tokens 128] [--repeats 3]
 
 A fake server in a process of its own streams at a set pace. In turns, over the same number of
-requests and streams, this process runs (a) a bare aiohttp loop that stamps every read and throws
-it away and (b) the load generator, whose parsing and records, done after the streams have ended,
-are timed apart. Process time is CPU time, so the figures do not depend on the server's pace.
+requests and streams, run (a) a bare aiohttp loop that stamps every read and throws it away,
+(b) the load generator, whose parsing and records, done after the streams have ended, are timed
+apart, and (c), where the serve environment is there, vLLM's own `bench serve`. Process time is CPU
+time, so the figures do not depend on the server's pace.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -23,13 +26,19 @@ from pathlib import Path
 import aiohttp
 import uvloop
 
+from qkit.environments import python_of
+from qkit.errors import QkitError
 from qkit.evaluate.bench_requests import request_body, to_record
-from qkit.evaluate.load import Breaker, ClientWatch, closed_loop, open_session
-from qkit.evaluate.prompts import CellPrompts, Vocabulary, load_vocabulary, plan_prompts
+from qkit.evaluate.cell_plan import CellPlanner
+from qkit.evaluate.clients import run_load
+from qkit.evaluate.load import Breaker, Load, open_session
+from qkit.evaluate.workloads.units import CellPrompts
+from qkit.evaluate.workloads.vocabulary import Vocabulary, load_vocabulary
 from qkit.suites import BenchSuite
 
 ROOT = Path(__file__).resolve().parent.parent
-FAKE = ROOT / "tests" / "fakes" / "openai_server.py"
+FAKE = ROOT / "tests" / "fakes" / "paced_server.py"
+VLLM_CLIENT = ROOT / "scripts" / "vllm_bench_serve.py"
 MICRO = 1e6
 
 
@@ -61,16 +70,10 @@ class Ours:
 
     async def __call__(self, url: str, bodies: list[bytes], streams: int) -> int:
         """Stream all bodies, then read the replies; return the number of reads."""
-        watch = ClientWatch()
-        async with open_session() as session, watch.watching():
-            replies = await closed_loop(
-                session,
-                url,
-                bodies,
-                concurrency=streams,
-                timeout_s=600,
-                breaker=Breaker(limit=streams),
-            )
+        load = Load(url, tuple((body,) for body in bodies), 600, streams)
+        async with open_session() as session:
+            sent = await run_load(session, load, Breaker(limit=streams), lambda: None)
+        replies = [raw for unit in sent.replies for raw in unit]
         before = time.process_time()
         records = [
             to_record(
@@ -78,10 +81,10 @@ class Ours:
                 index=index,
                 origin_s=0.0,
                 suite=self._suite,
-                prompt=prompt,
+                turn=turn,
                 vocabulary=self._vocabulary,
             )
-            for index, (raw, prompt) in enumerate(zip(replies, self._cell.measured, strict=True))
+            for index, (raw, turn) in enumerate(zip(replies, self._cell.turns, strict=True))
         ]
         self.parse_s = time.process_time() - before
         if any(record.status != "ok" for record in records):
@@ -106,8 +109,43 @@ def cpu_per_read(
     return (time.process_time() - before) / reads * MICRO, reads
 
 
+def vllm_cpu_us(python: Path, url: str, args: argparse.Namespace) -> float:
+    """Return the CPU microseconds per chunk of vLLM's `bench serve`."""
+    with tempfile.TemporaryDirectory() as folder:
+        result = Path(folder) / "result.json"
+        options = {
+            "--backend": "openai",
+            "--base-url": url,
+            "--endpoint": "/v1/completions",
+            "--model": "fake-model",
+            "--tokenizer": args.tokenizer,
+            "--dataset-name": "random",
+            "--random-input-len": 64,
+            "--random-output-len": args.tokens,
+            "--num-prompts": args.requests,
+            "--max-concurrency": args.streams,
+            "--temperature": 0,
+        }
+        command = [str(python), str(VLLM_CLIENT), str(result), "--ignore-eos"]
+        command += [str(part) for item in options.items() for part in item]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise SystemExit(f"bench serve failed:\n{done.stderr[-2000:]}")
+        cpu_s = json.loads(result.read_text())["cpu_s"]
+    # Its one test request beside the measured ones.
+    return float(cpu_s) / (args.requests + 1) / args.tokens * MICRO
+
+
+def serve_python() -> Path | None:
+    """Return the serve environment's interpreter, or None where it was not made."""
+    try:
+        return python_of("serve", "cpu")
+    except QkitError:
+        return None
+
+
 def main() -> None:
-    """Measure both clients in turns and print the medians and their ratio."""
+    """Measure the clients in turns and print the medians and their ratios."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--requests", type=int, default=256)
@@ -125,17 +163,19 @@ def main() -> None:
         output_tokens=args.tokens,
     )
     vocabulary = load_vocabulary(args.tokenizer)
-    (cell,) = plan_prompts(suite, vocabulary)
-    bodies = [request_body(suite, "fake-model", prompt) for prompt in cell.measured]
+    (cell,) = CellPlanner(suite, vocabulary).named
+    bodies = [request_body(suite, "fake-model", turn) for turn in cell.turns]
     ours = Ours(suite, cell, vocabulary)
 
     command = [sys.executable, str(FAKE), "--token-gap-s", str(args.gap_ms / 1000)]
+    python = serve_python()
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as server:
         assert server.stdout is not None
-        url = server.stdout.readline().strip() + "/v1/completions"
-        bare_us, receive_us, parse_us, ratios = [], [], [], []
+        root = server.stdout.readline().strip()
+        url = root + "/v1/completions"
+        bare_us, receive_us, parse_us, ratios, vllm_us = [], [], [], [], []
         for _ in range(args.repeats):
             theirs, _reads = cpu_per_read(bare, url, bodies, args.streams)
             total, reads = cpu_per_read(ours, url, bodies, args.streams)
@@ -144,6 +184,8 @@ def main() -> None:
             receive_us.append(total - parse)
             parse_us.append(parse)
             ratios.append((total - parse) / theirs)
+            if python:
+                vllm_us.append(vllm_cpu_us(python, root, args))
         server.communicate()  # closes its standard input, at which it ends
 
     print(f"{args.streams} streams, {len(bodies)} requests of {args.tokens} chunks, ", end="")
@@ -152,6 +194,11 @@ def main() -> None:
     print(f"  load generator, while streaming    {statistics.median(receive_us):6.1f}")
     print(f"  load generator, parsing afterwards {statistics.median(parse_us):6.1f}")
     print(f"  ratio while streaming / bare       {statistics.median(ratios):6.2f}")
+    if vllm_us:
+        vllm, ours_us = statistics.median(vllm_us), statistics.median(receive_us)
+        print(f"  vLLM's bench serve, all of it      {vllm:6.1f}")
+        whole = (ours_us + statistics.median(parse_us)) / vllm
+        print(f"  ratio streaming and parsing / vLLM {whole:6.2f}")
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ import lm_eval
 from lm_eval.models.openai_completions import LocalCompletionsAPI
 
 from qkit.errors import QkitError
-from qkit.evaluate.accuracy import headline_metric
+from qkit.evaluate.harness_results import headline_metric
 from qkit.evaluate.lm import ServedLM, load_tokenizer
 from qkit.evaluate.prefix_order import minimum_prefill
 from qkit.evaluate.quiet import quiet_lm_eval

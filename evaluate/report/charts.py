@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from qkit.evaluate.matrix_values import BenchRow, Matrix, Row
 from qkit.evaluate.report import text
 from qkit.evaluate.report.sheets_accuracy import tasks
+from qkit.levels import Level
 
 #: Standard errors of a 95 % interval.
 Z95 = 1.96
@@ -60,10 +61,12 @@ class Series:
 
 @dataclass(frozen=True)
 class LineChart:
-    """A figure against concurrency, one line a variant."""
+    """A figure against the load, one line a variant."""
 
     title: str
     unit: str
+    #: What the load is: "concurrency", or "requests/s".
+    axis: str
     x_ticks: tuple[Tick, ...]
     y_ticks: tuple[Tick, ...]
     series: tuple[Series, ...]
@@ -99,7 +102,7 @@ class IntervalChart:
 
 
 def line_charts(matrix: Matrix) -> tuple[LineChart, ...]:
-    """Return throughput and TPOT against concurrency; empty without a benchmark."""
+    """Return throughput and TPOT against the load; empty without a benchmark."""
     charts = (
         _line_chart(matrix, "Output throughput", "tok/s", lambda cell: cell.output_tok_per_s),
         _line_chart(matrix, "Time per output token (median)", "ms", lambda cell: cell.tpot_ms_p50),
@@ -111,19 +114,22 @@ def _line_chart(
     matrix: Matrix, title: str, unit: str, value: Callable[[BenchRow], float | None]
 ) -> LineChart | None:
     figures = {
-        row.variant: [(c.concurrency, v) for c in row.bench if (v := value(c)) is not None]
+        row.variant: [(c.level, v) for c in row.bench if (v := value(c)) is not None]
         for row in matrix.rows
     }
-    levels = sorted({level for points in figures.values() for level, _ in points})
+    levels = sorted(
+        {level for points in figures.values() for level, _ in points},
+        key=lambda level: level.value,
+    )
     if not levels:
         return None
     largest = max(v for points in figures.values() for _, v in points)
     ticks = nice_ticks(0, largest)
     # Levels double from one to the next, so their logarithms are evenly spaced.
-    first, last = math.log2(levels[0]), math.log2(levels[-1])
+    first, last = math.log2(levels[0].value), math.log2(levels[-1].value)
 
-    def x_of(level: int) -> float:
-        share = 0.5 if last == first else (math.log2(level) - first) / (last - first)
+    def x_of(level: Level) -> float:
+        share = 0.5 if last == first else (math.log2(level.value) - first) / (last - first)
         # The outer levels keep off the frame, so that markers are not cut.
         return LEFT + 14 + share * (WIDTH - LEFT - RIGHT - 28)
 
@@ -133,7 +139,8 @@ def _line_chart(
     return LineChart(
         title=title,
         unit=unit,
-        x_ticks=tuple(Tick(x_of(level), str(level)) for level in levels),
+        axis="requests/s" if levels[0].is_open else "concurrency",
+        x_ticks=tuple(Tick(x_of(level), level.figure) for level in levels),
         y_ticks=tuple(Tick(y_of(tick), f"{tick:,g}") for tick in ticks),
         series=tuple(
             Series(
@@ -143,9 +150,9 @@ def _line_chart(
                     Point(
                         x_of(level),
                         y_of(figure),
-                        f"{name}, concurrency {level}: {text.figure(figure)} {unit}",
+                        f"{name}, {level.name}: {text.figure(figure)} {unit}",
                     )
-                    for level, figure in sorted(points)
+                    for level, figure in sorted(points, key=lambda p: p[0].value)
                 ),
             )
             for name, points in figures.items()

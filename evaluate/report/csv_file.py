@@ -12,7 +12,15 @@ import io
 from collections.abc import Mapping
 
 from qkit.evaluate.derived import Capacity
-from qkit.evaluate.matrix_values import Accuracy, BenchRow, Matrix, Row, ServerFigures
+from qkit.evaluate.matrix_values import (
+    Accuracy,
+    BenchRow,
+    Estimate,
+    Fidelity,
+    Matrix,
+    Row,
+    ServerFigures,
+)
 from qkit.evaluate.memory import MemoryAccount
 from qkit.evaluate.report.sheets_accuracy import tasks
 
@@ -38,7 +46,14 @@ _ROW_COLUMNS = (
     "max_model_len",
 )
 #: Fields of a level that are no single figure.
-_COMPOUND = ("ratio", "marks", "server", "capacity")
+_COMPOUND = (
+    "ratio",
+    "marks",
+    "server",
+    "capacity",
+    "output_tok_per_s_interval",
+    "tpot_ms_p50_interval",
+)
 _BENCH_COLUMNS = tuple(name for name in BenchRow.model_fields if name not in _COMPOUND)
 _SERVER_COLUMNS = tuple(ServerFigures.model_fields)
 _CAPACITY_COLUMNS = tuple(Capacity.model_fields)
@@ -50,6 +65,10 @@ _MEMORY_COLUMNS = tuple(
 )
 #: After `_BENCH_COLUMNS`: ratios to the baseline at this level, and what was seen measuring it.
 _LEVEL_COLUMNS = (
+    "output_tok_per_s_low",
+    "output_tok_per_s_high",
+    "tpot_ms_p50_low",
+    "tpot_ms_p50_high",
     "ratio_ttft",
     "ratio_ttft_low",
     "ratio_ttft_high",
@@ -75,11 +94,36 @@ _ACCURACY_COLUMNS = (
     "mcnemar_p",
     "verdict",
 )
+_FIDELITY_COLUMNS = (
+    "scored_tokens",
+    "perplexity",
+    "perplexity_low",
+    "perplexity_high",
+    "perplexity_ratio",
+    "perplexity_ratio_low",
+    "perplexity_ratio_high",
+    "kl_mean",
+    "kl_mean_low",
+    "kl_mean_high",
+    "kl_mean_estimate",
+    "kl_median",
+    "kl_p99",
+    "kl_max",
+    "unknown_probability",
+    "top1_agreement",
+    "top1_agreement_low",
+    "top1_agreement_high",
+    "rms_probability_change",
+    "greedy_prompts",
+    "greedy_identical",
+    "greedy_first_difference_median",
+)
 
 
 def render(matrix: Matrix) -> str:
     """Return the matrix as CSV (RFC 4180, but lines end with a bare line feed)."""
     shown = tasks(matrix)
+    has_fidelity = any(row.fidelity for row in matrix.rows)
     columns = [
         "run",
         *_ROW_COLUMNS,
@@ -91,6 +135,7 @@ def render(matrix: Matrix) -> str:
         *(f"capacity_{name}" for name in _CAPACITY_COLUMNS),
         "currency",
         *(f"{task}_{name}" for task in shown for name in _ACCURACY_COLUMNS),
+        *(f"fidelity_{name}" for name in _FIDELITY_COLUMNS if has_fidelity),
         "marks",
     ]
     out = io.StringIO()
@@ -113,6 +158,8 @@ def _row(row: Row) -> Mapping[str, Value]:
         values |= {f"memory_{name}": getattr(row.memory, name) for name in _MEMORY_COLUMNS}
     for task, accuracy in row.accuracy.items():
         values |= {f"{task}_{name}": value for name, value in _accuracy(accuracy).items()}
+    if row.fidelity:
+        values |= {f"fidelity_{name}": value for name, value in _fidelity(row.fidelity).items()}
     return values | {"marks": "; ".join(row.marks)}
 
 
@@ -136,11 +183,51 @@ def _accuracy(accuracy: Accuracy) -> Mapping[str, Value]:
     return dict(zip(_ACCURACY_COLUMNS, values, strict=True))
 
 
+def _fidelity(fidelity: Fidelity) -> Mapping[str, Value]:
+    distance, greedy = fidelity.distance, fidelity.greedy
+    nothing = Estimate.model_construct(value=None, low=None, high=None)
+    ratio, mean, estimate, median, p99, agreement, change = (
+        getattr(distance, name, nothing)
+        for name in (
+            "perplexity_ratio",
+            "kl_mean",
+            "kl_mean_estimate",
+            "kl_median",
+            "kl_p99",
+            "top1_agreement",
+            "rms_probability_change",
+        )
+    )
+    values: tuple[Value, ...] = (
+        fidelity.scored_tokens,
+        *_bounds(fidelity.perplexity),
+        *_bounds(ratio),
+        *_bounds(mean),
+        estimate.value,
+        median.value,
+        p99.value,
+        distance.kl_max if distance else None,
+        distance.unknown_probability if distance else None,
+        *_bounds(agreement),
+        change.value,
+        greedy.prompts if greedy else None,
+        greedy.identical if greedy else None,
+        greedy.first_difference_median if greedy else None,
+    )
+    return dict(zip(_FIDELITY_COLUMNS, values, strict=True))
+
+
+def _bounds(estimate: Estimate) -> tuple[Value, Value, Value]:
+    return estimate.value, estimate.low, estimate.high
+
+
 def _bench(cell: BenchRow | None, matrix: Matrix) -> Mapping[str, Value]:
     if cell is None:
         return {}
     ratio = cell.ratio
     level = (
+        *(cell.output_tok_per_s_interval or (None, None)),
+        *(cell.tpot_ms_p50_interval or (None, None)),
         ratio.ttft,
         *(ratio.ttft_interval or (None, None)),
         ratio.tpot,

@@ -70,7 +70,10 @@ class Sheet:
 RowField = tuple[Column, Callable[[Row], Cell]]
 
 VARIANT = Column("Variant", "Name of the row.", numeric=False, key=True)
+#: Columns that name the level; its lines belong together, and it can be a heading instead.
 CONCURRENCY = Column("Concurrency", "Requests kept in flight all the time (closed loop).", key=True)
+
+RATE = Column("Rate req/s", "Requests sent a second, by the clock (open loop).", key=True)
 
 
 def opens_group(columns: Sequence[Column], index: int) -> bool:

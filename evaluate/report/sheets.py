@@ -11,6 +11,9 @@ from qkit.evaluate.report import text
 from qkit.evaluate.report.sheet import VARIANT, Cell, Column, RowField, Sheet, row_sheet
 from qkit.evaluate.report.sheets_accuracy import accuracy_sheet, score_fields, tasks
 from qkit.evaluate.report.sheets_bench import bench_sheet
+from qkit.evaluate.report.sheets_fidelity import fidelity_sheets
+from qkit.evaluate.report.sheets_levels import level_sheet, only_row
+from qkit.evaluate.report.sheets_load import load_sheets
 from qkit.evaluate.report.sheets_memory import capacity_sheet, memory_sheet, server_sheet
 
 _WEIGHT_SOURCES = {
@@ -20,7 +23,7 @@ _WEIGHT_SOURCES = {
 
 
 def sheets(matrix: Matrix, *, detailed: bool = False, intervals: bool = False) -> tuple[Sheet, ...]:
-    """Return the matrix's sheets: the overview, one for each task, and one for each benchmark.
+    """Return the matrix's sheets: overview, one for each task, fidelity, one for each benchmark.
 
     Args:
         matrix: What to show.
@@ -29,10 +32,12 @@ def sheets(matrix: Matrix, *, detailed: bool = False, intervals: bool = False) -
         intervals: Add the ratios' intervals, where a line may be as long as it likes.
     """
     found = [overview(matrix), *(accuracy_sheet(matrix, task) for task in tasks(matrix))]
+    found += fidelity_sheets(matrix)
     found += [
-        bench_sheet(matrix, name, detailed=detailed, intervals=intervals or detailed)
+        _bench_sheet(matrix, name, detailed=detailed, intervals=intervals or detailed)
         for name in matrix.benches
     ]
+    found += load_sheets(matrix)
     further = [
         capacity_sheet(matrix) if matrix.price or detailed else None,
         memory_sheet(matrix),
@@ -40,6 +45,13 @@ def sheets(matrix: Matrix, *, detailed: bool = False, intervals: bool = False) -
     ]
     found += [sheet for sheet in further if sheet]
     return tuple(found)
+
+
+def _bench_sheet(matrix: Matrix, name: str, *, detailed: bool, intervals: bool) -> Sheet:
+    alone = only_row(matrix, name)
+    if alone and not detailed:
+        return level_sheet(matrix, name, alone)
+    return bench_sheet(matrix, name, detailed=detailed, intervals=intervals)
 
 
 # ------------------------------------------------------------------------------------- overview

@@ -6,16 +6,24 @@ from collections.abc import Callable, Sequence
 
 from qkit.evaluate.matrix_values import BenchRow, Matrix, Row, Workload
 from qkit.evaluate.report import text
-from qkit.evaluate.report.sheet import CONCURRENCY, VARIANT, Cell, Column, Line, Sheet
+from qkit.evaluate.report.sheet import CONCURRENCY, RATE, VARIANT, Cell, Column, Line, Sheet
 
-#: A column and how a row at one concurrency fills it.
+#: A column and how a row at one level fills it.
 LevelField = tuple[Column, Callable[[Row, BenchRow], Cell]]
+
+#: What the prefix cache answered for, where it is meant to.
+HITS: LevelField = (
+    Column("Cache hits, %", "Share of the prompts' tokens that the prefix cache held."),
+    lambda _, c: Cell(
+        text.decimal(None if c.prefix_hit_share is None else 100 * c.prefix_hit_share, 1)
+    ),
+)
 
 
 def bench_sheet(
     matrix: Matrix, name: str, *, detailed: bool = False, intervals: bool = False
 ) -> Sheet:
-    """One line a variant and concurrency level, the variants of a level together.
+    """One line a variant and level, the variants of a level together.
 
     Args:
         matrix: What to show.
@@ -32,18 +40,18 @@ def bench_sheet(
     lines = [
         Line(
             tuple(show(row, cell) for _, show in fields),
-            section=str(level),
+            section=level.figure,
             failed=row.status == "failed",
         )
-        for level in sorted({cell.concurrency for cell in cells})
+        for level in sorted({cell.level for cell in cells}, key=lambda level: level.value)
         for row, cell in measured
-        if cell.concurrency == level
+        if cell.level == level
     ]
     columns = tuple(column for column, _ in fields)
     title = "Latency and throughput"
     if name != matrix.headline_bench:
         title += f": {name}"
-    return Sheet(title, _bench_caption(workload), columns, tuple(lines))
+    return Sheet(title, bench_caption(workload), columns, tuple(lines))
 
 
 def _bench_fields(
@@ -64,7 +72,10 @@ def _bench_fields(
 
     few = "; 'max' marks the largest where requests are too few for p95"
     fields: list[LevelField] = [
-        (CONCURRENCY, lambda _, c: Cell(text.integer(c.concurrency))),
+        (
+            RATE if any(cell.level.is_open for cell in cells) else CONCURRENCY,
+            lambda _, c: Cell(c.level.figure),
+        ),
         (VARIANT, lambda r, _: Cell(r.variant)),
         (Column("n", "Requests measured.", key=True), lambda _, c: Cell(text.integer(c.n))),
         (
@@ -115,13 +126,30 @@ def _bench_fields(
     ]
     if detailed:
         fields += _detail_fields()
+    if any(cell.goodput_req_per_s is not None for cell in cells):
+        fields += _objective_fields()
     if any(cell.failed for cell in cells):
         failed = Column("Failed", "Requests that failed; they are in no other figure.", key=True)
         fields.insert(3, (failed, lambda _, c: Cell(text.integer(c.failed))))
+    if workload.hits_expected:
+        fields.append(HITS)
     if not workload.ignore_eos:
         length = Column("Tokens out", "Mean output tokens a request; answers end by themselves.")
         fields.append((length, lambda _, c: Cell(text.decimal(c.output_tokens_mean, 1))))
     return fields
+
+
+def _objective_fields() -> list[LevelField]:
+    return [
+        (
+            Column("req/s", "Requests a second that keep every limit by themselves.", "Goodput"),
+            lambda _, c: Cell(text.figure(c.goodput_req_per_s)),
+        ),
+        (
+            Column("met", "Whether the level's own statistics meet the objective.", "Goodput"),
+            lambda _, c: Cell({None: text.MISSING, True: "yes", False: "no"}[c.slo_met]),
+        ),
+    ]
 
 
 def _detail_fields() -> list[LevelField]:
@@ -146,15 +174,30 @@ def _detail_fields() -> list[LevelField]:
             Column("Requests/s", "Successful requests over the whole measured time."),
             lambda _, c: Cell(text.figure(c.req_per_s)),
         ),
+        (
+            Column(
+                "tok/s",
+                "Tokens per second over those of the same variant at concurrency 1.",
+                "x of concurrency 1",
+            ),
+            lambda _, c: Cell(text.ratio(c.tok_per_s_scaling)),
+        ),
+        (
+            Column("TPOT", "Median TPOT likewise; 1 is no slower.", "x of concurrency 1"),
+            lambda _, c: Cell(text.ratio(c.tpot_scaling)),
+        ),
     ]
 
 
-def _bench_caption(load: Workload) -> str:
+def bench_caption(load: Workload) -> str:
+    """Return what is sent and how, in one line."""
     sampling = ", ".join(f"{name} {value:g}" for name, value in load.sampling.items())
     ending = "exactly" if load.ignore_eos else "at most"
+    arrivals = {"poisson": "Poisson arrivals", "constant": "arrivals at equal gaps"}
     parts = [
+        *([arrivals[load.arrival]] if load.arrival else []),
         f"{load.endpoint} endpoint, streaming",
-        f"{load.input_tokens} tokens in, {ending} {load.output_tokens} out",
+        load.description or f"{load.input_tokens} tokens in, {ending} {load.output_tokens} out",
         *([sampling] if sampling else []),
     ]
     return "; ".join(parts)

@@ -8,6 +8,7 @@ from qkit.evaluate.matrix_values import BenchRow, Matrix, Row, ServerFigures
 from qkit.evaluate.report import text
 from qkit.evaluate.report.sheet import (
     CONCURRENCY,
+    RATE,
     VARIANT,
     Cell,
     Column,
@@ -194,20 +195,21 @@ def _level_sheet(
 ) -> Sheet | None:
     """Return a sheet of the headline benchmark, the variants of a level together."""
     cells = [(row, cell) for row in matrix.rows for cell in row.bench]
-    levels = dict.fromkeys(cell.concurrency for _, cell in cells)
+    levels = sorted({cell.level for _, cell in cells}, key=lambda level: level.value)
     lines = [
         Line(
             (
-                Cell(text.integer(level)),
+                Cell(level.figure),
                 Cell(row.variant),
                 *(show(cell) for _, show in fields),
             ),
-            section=str(level),
+            section=level.figure,
             failed=row.status == "failed",
         )
-        for level in sorted(levels)
+        for level in levels
         for row, cell in cells
-        if cell.concurrency == level
+        if cell.level == level
     ]
-    columns = (CONCURRENCY, VARIANT, *(column for column, _ in fields))
+    first = RATE if any(level.is_open for level in levels) else CONCURRENCY
+    columns = (first, VARIANT, *(column for column, _ in fields))
     return Sheet(title, caption, columns, tuple(lines)) if lines else None

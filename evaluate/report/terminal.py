@@ -15,6 +15,7 @@ from qkit.evaluate.report import text
 from qkit.evaluate.report.remarks import Remark, drift, machine, remarks, versions
 from qkit.evaluate.report.sheet import (
     CONCURRENCY,
+    RATE,
     VARIANT,
     Cell,
     Column,
@@ -81,12 +82,17 @@ def _reading_aid(matrix: Matrix) -> str:
     aids = []
     if any(row.bench for row in matrix.rows):
         aids.append(
-            f"Ratios to {matrix.baseline} hold for their concurrency: below 1x is faster for TTFT "
-            "and TPOT, above 1x for tok/s."
+            f"Ratios to {matrix.baseline} hold for their {_levels(matrix)}: below 1x is faster "
+            "for TTFT and TPOT, above 1x for tok/s."
         )
     if drifted := drift(matrix):
         aids.append(drifted)
     return "\n".join(aids)
+
+
+def _levels(matrix: Matrix) -> str:
+    opened = any(cell.level.is_open for row in matrix.rows for cell in row.bench)
+    return "rate" if opened else "concurrency"
 
 
 def _remark(remark: Remark) -> RenderableType:
@@ -120,15 +126,18 @@ class _Grid:
 
 def _grid(sheet: Sheet) -> _Grid:
     """Lay out a sheet; its sections become headings in the place of a column."""
-    kept = [index for index, column in enumerate(sheet.columns) if column != CONCURRENCY]
+    kept = [
+        index for index, column in enumerate(sheet.columns) if column not in (CONCURRENCY, RATE)
+    ]
     columns = [sheet.columns[index] for index in kept]
     opens = [opens_group(columns, index) for index in range(len(columns))]
     rows: list[tuple[Text, ...]] = []
     section = ""
+    named = "rate, req/s:" if RATE in sheet.columns else "concurrency"
     for line in sheet.lines:
         if line.section != section:
             section = line.section
-            rows.append((Text(f"concurrency {section}", style="bold cyan"),))
+            rows.append((Text(f"{named} {section}", style="bold cyan"),))
         cells = (_cell(sheet.columns[index], line.cells[index], line.failed) for index in kept)
         rows.append(tuple(_indent(cell, o) for cell, o in zip(cells, opens, strict=True)))
     headers = (Text(_header(column), style="bold") for column in columns)

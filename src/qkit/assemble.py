@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from qkit.errors import InputError
 from qkit.evaluate import matrix as matrices
 from qkit.evaluate.derived import Price
+from qkit.evaluate.fidelity_scores import Scores, read_scores
 from qkit.evaluate.pairing import VariantInput
-from qkit.evaluate.report import csv_file, html, markdown
+from qkit.evaluate.report import csv_file, html, markdown, records_file
 from qkit.measurements import Measurement, Subject
 from qkit.quantize.methods import scheme_label
 from qkit.recipe import BASELINE, Recipe, Variant
@@ -73,21 +78,38 @@ def write_matrix(store: RunStore, matrix: matrices.Matrix) -> None:
         store.write_text(store.matrix_file(suffix), text)
 
 
+def write_records(store: RunStore, path: Path) -> None:
+    """Write every request of a run's benchmarks as JSON lines.
+
+    Raises:
+        InputError: The folder is not a run's, or the file cannot be written.
+    """
+    labels = dict.fromkeys(
+        [BASELINE, *(variant.label for variant in store.read_recipe().variants), *store.external()]
+    )
+    measurements = (m for label in labels for m in store.measurements(label))
+    try:
+        store.write_text(path, "".join(records_file.render(measurements)))
+    except OSError as error:
+        raise InputError(f"the records cannot be written: {error.strerror}", where=path) from None
+
+
 def _input(store: RunStore, label: str, variant: Variant | None) -> VariantInput:
     subject: Subject | None = store.subject(label)
     failures = store.failures(label)
     failed = {failure.step: failure.created for failure in failures}
     scheme = subject.scheme if subject else (scheme_label(variant) if variant else "")
+    measurements = [
+        measurement
+        for measurement in store.measurements(label)
+        if subject and _is_current(measurement, subject, failed.get(measurement.suite))
+    ]
     return VariantInput(
         name=label,
         method=(subject.method if subject else None) or (variant.method if variant else label),
         scheme=scheme,
         record=subject.record if subject else None,
-        measurements=[
-            measurement
-            for measurement in store.measurements(label)
-            if subject and _is_current(measurement, subject, failed.get(measurement.suite))
-        ],
+        measurements=measurements,
         failures=failures,
         weight_bytes=subject.weight_bytes if subject else None,
         quantized_bytes=subject.quantized_bytes if subject else None,
@@ -95,7 +117,18 @@ def _input(store: RunStore, label: str, variant: Variant | None) -> VariantInput
         predicted_bytes=subject.predicted_bytes if subject else None,
         read_bytes=subject.read_bytes if subject else None,
         kv_bytes_per_token=subject.kv_bytes_per_token if subject else None,
+        scores=dict(_scores(store, measurements)),
     )
+
+
+def _scores(store: RunStore, measurements: Iterable[Measurement]) -> Iterator[tuple[str, Scores]]:
+    """Yield the log-probabilities of fidelity suites, by suite, without lost ones."""
+    for measurement in measurements:
+        if measurement.fidelity:
+            path = store.scores_file(measurement.variant, measurement.suite)
+            scores = read_scores(path, measurement.fidelity.scores_hash)
+            if scores is not None:
+                yield measurement.suite, scores
 
 
 def _is_current(measurement: Measurement, subject: Subject, failed: str | None) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from qkit.hashing import hash_value
 from qkit.measurements import Hardware
 from qkit.recipe import BASELINE, BENCH_AGAIN, Calibration, Recipe, Variant
-from qkit.suites import Suite
+from qkit.suites import FIDELITY_AGAIN, FIDELITY_SUITE, Suite
 
 
 @dataclass(frozen=True)
@@ -58,11 +58,22 @@ def make_plan(recipe: Recipe) -> Plan:
 
 
 def cells_of(recipe: Recipe, label: str) -> tuple[Cell, ...]:
-    """Return what a recipe measures on one variant: accuracy first, then the benchmarks."""
+    """Return what a recipe measures on one variant: accuracy, fidelity, then the benchmarks."""
     return (
         *(Cell(label, suite.task, suite) for suite in recipe.accuracy),
+        *_fidelity_cells(recipe, label),
         *(Cell(label, suite.name, suite) for suite in recipe.bench),
     )
+
+
+def _fidelity_cells(recipe: Recipe, label: str) -> tuple[Cell, ...]:
+    """Return the fidelity suite; twice for the baseline, whose second run is the noise floor."""
+    suite = recipe.fidelity
+    if suite is None:
+        return ()
+    again = label == BASELINE and suite.repeat_baseline
+    names = (FIDELITY_SUITE, FIDELITY_AGAIN) if again else (FIDELITY_SUITE,)
+    return tuple(Cell(label, name, suite) for name in names)
 
 
 def quantize_key(
@@ -98,6 +109,34 @@ def quantize_key(
     )
 
 
+def answers_key(
+    *,
+    variant_hash: str,
+    flags: tuple[str, ...],
+    variables: dict[str, str],
+    environment: str,
+    hardware: Hardware,
+) -> str:
+    """Return the key of a model as it is served: under equal keys, equal requests need no asking.
+
+    Args:
+        variant_hash: Content hash of the checkpoint.
+        flags: Server's flags.
+        variables: Server's environment variables.
+        environment: Fingerprint of the serve environment, and so the server's version.
+        hardware: The machine.
+    """
+    return hash_value(
+        {
+            "variant": variant_hash,
+            "flags": flags,
+            "variables": variables,
+            "environment": environment,
+            "hardware": hardware.model_dump(mode="json"),
+        }
+    )
+
+
 def measure_key(
     *,
     cell: Cell,
@@ -108,6 +147,8 @@ def measure_key(
     hardware: Hardware,
     harness: str,
     data: str | None,
+    text: str | None = None,
+    prompt_file: str | None = None,
 ) -> str:
     """Return the key of a measurement: equal keys need no new run.
 
@@ -120,9 +161,12 @@ def measure_key(
         hardware: The machine.
         harness: Version of lm-eval.
         data: Folder of local data sets.
+        text: Hash of the text of a fidelity suite.
+        prompt_file: Hash of the file that a benchmark's prompts come from.
     """
     return hash_value(
         {
+            **({} if text is None else {"text": text}),
             "suite": cell.suite,
             "settings": cell.settings.model_dump(mode="json"),
             "variant": variant_hash,
@@ -132,5 +176,6 @@ def measure_key(
             "hardware": hardware.model_dump(mode="json"),
             "harness": harness,
             "data": data,
+            "prompt_file": prompt_file,
         }
     )

@@ -96,6 +96,18 @@ def stop(process: subprocess.Popen[bytes], *, grace_s: float = GRACE_S) -> None:
         time.sleep(0.02)
 
 
+def is_running_since(pid: int, moment: float) -> bool:
+    """Tell whether the process that had an id at a moment (seconds since 1970) still lives.
+
+    A process started later has only inherited the number, as happens after a restart.
+    """
+    try:
+        process = psutil.Process(pid)
+        return process.status() != psutil.STATUS_ZOMBIE and process.create_time() <= moment + 1.0
+    except psutil.NoSuchProcess:
+        return False
+
+
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
     """Turn SIGTERM into SystemExit while the block runs, so that children are stopped.

@@ -11,10 +11,22 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 import yaml
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
 from qkit.errors import InputError, nearest
-from qkit.suites import BENCH_SUITE, AccuracySuite, BenchSuite, Name, Strict
+from qkit.suites import (
+    BENCH_SUITE,
+    FIDELITY_AGAIN,
+    FIDELITY_SUITE,
+    AccuracySuite,
+    BenchSuite,
+    FidelitySuite,
+    Name,
+    Sampling,
+    Strict,
+    builtin_bench,
+)
+from qkit.workloads import KINDS
 
 Method = Literal["awq", "gptq", "fp8", "smoothquant", "rtn"]
 METHODS: tuple[Method, ...] = get_args(Method)
@@ -26,7 +38,7 @@ DEFAULT_METHODS: tuple[Method, ...] = ("awq", "gptq", "fp8", "smoothquant")
 BASELINE = "bf16"
 #: Names of measurements and steps that no suite may have.
 BENCH_AGAIN = "bench-again"
-RESERVED_SUITES = (BENCH_AGAIN, "quantize", "serve")
+RESERVED_SUITES = (BENCH_AGAIN, FIDELITY_SUITE, FIDELITY_AGAIN, "quantize", "serve")
 RECIPES_DIR = Path(__file__).resolve().parent / "recipes"
 #: A model or data path with this prefix lies beside the recipes that ship with qkit.
 BUILTIN_PREFIX = "qkit:"
@@ -150,6 +162,7 @@ class Recipe(Strict):
     variants: tuple[Variant, ...] = tuple(Variant(method=method) for method in DEFAULT_METHODS)
     serve: Serve = Serve()
     accuracy: tuple[AccuracySuite, ...] = (AccuracySuite(task="mmlu", num_fewshot=5),)
+    fidelity: FidelitySuite | None = None
     #: Benchmarks; one mapping stands for a list of one. The first is the matrix's headline, and is
     #: measured on the baseline again at the end.
     bench: tuple[BenchSuite, ...] = (BenchSuite(),)
@@ -164,7 +177,8 @@ class Recipe(Strict):
     def _benches(cls, value: object) -> object:
         if value is None:
             return ()
-        return (value,) if isinstance(value, (dict, BenchSuite)) else value
+        listed = value if isinstance(value, (list, tuple)) else (value,)
+        return tuple(builtin_bench(item) if isinstance(item, str) else item for item in listed)
 
     @model_validator(mode="after")
     def _unique(self) -> Recipe:
@@ -259,6 +273,7 @@ def parse_recipe(data: dict[str, Any], *, where: str) -> Recipe:
     return recipe.model_copy(
         update={
             "model": resolve_builtin(recipe.model),
+            "fidelity": _resolved_text(recipe.fidelity),
             "calibration": _resolved(recipe.calibration),
             "variants": tuple(
                 v.model_copy(update={"calibration": _resolved(v.calibration)})
@@ -276,6 +291,12 @@ def _and(names: tuple[str, ...]) -> str:
 
 def _resolved(calibration: Calibration) -> Calibration:
     return calibration.model_copy(update={"source": resolve_builtin(calibration.source)})
+
+
+def _resolved_text(suite: FidelitySuite | None) -> FidelitySuite | None:
+    if suite is None or suite.text is None:
+        return suite
+    return suite.model_copy(update={"text": resolve_builtin(suite.text)})
 
 
 def _explain(item: Any, data: dict[str, Any]) -> str:
@@ -298,14 +319,17 @@ def _explain(item: Any, data: dict[str, Any]) -> str:
 
 def _known_keys(location: tuple[Any, ...]) -> list[str]:
     """Return the keys the model at `location` has."""
-    parts: dict[str, type[Strict]] = {
+    parts: dict[str, type[BaseModel]] = {
         "calibration": Calibration,
         "variants": Variant,
         "serve": Serve,
         "accuracy": AccuracySuite,
+        "fidelity": FidelitySuite,
         "bench": BenchSuite,
+        "sampling": Sampling,
+        **KINDS,
     }
-    model: type[Strict] = Recipe
+    model: type[BaseModel] = Recipe
     for part in location:
         if isinstance(part, str) and part in parts:
             model = parts[part]

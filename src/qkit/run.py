@@ -17,11 +17,11 @@ from qkit import environments
 from qkit.checkpoint import resolve_model
 from qkit.errors import InputError, QkitError
 from qkit.hardware import Accelerator, describe, detect_accelerator
-from qkit.hashing import hash_checkpoint, hash_files
+from qkit.hashing import hash_checkpoint, hash_file, hash_files
 from qkit.locks import accelerator_lock_path, lock
-from qkit.measurements import FailureRecord, Hardware, Subject
-from qkit.measuring import headline, lost_levels, measure_cell
-from qkit.plan import Cell, Group, Plan, make_plan, measure_key, quantize_key
+from qkit.measurements import BenchResult, FailureRecord, Hardware, Measurement, Subject
+from qkit.measuring import AnswersFile, Kept, headline, lost_levels, measure_cell
+from qkit.plan import Cell, Group, Plan, answers_key, make_plan, measure_key, quantize_key
 from qkit.quantize.backends import BACKENDS, check_backend
 from qkit.quantize.checkpoint import inspect_checkpoint
 from qkit.quantize.methods import needs_calibration
@@ -41,12 +41,17 @@ from qkit.server import (
 from qkit.smoke import smoke_check
 from qkit.store import RunStore, now, read_variant
 from qkit.subjects import predict_bytes, subject_of
-from qkit.suites import AccuracySuite
+from qkit.suites import AccuracySuite, BenchSuite, FidelitySuite
+from qkit.workloads import FromFile
 
 QUANTIZE_STEP = "quantize"
 SERVE_STEP = "serve"
+#: Log-probabilities of a position that vLLM returns at most by default (`--max-logprobs`).
+SERVED_LOGPROBS = 20
 #: A server whose connections broke takes a moment to end.
 DYING_S = 3.0
+#: Begins the key of a sweep of which levels are missing or failed; the rest of it is the sweep's.
+_PART_OF = "part of "
 
 
 @dataclass
@@ -187,10 +192,43 @@ class Job:
 
             for suite in suites.values():
                 check_task(suite, data=self.data)
+        texts = {cell.settings for group in groups for cell in group.cells}
+        for text in texts:
+            if isinstance(text, FidelitySuite):
+                self._check_text(text, own_server=own_server)
         for backend in dict.fromkeys(variant.backend for variant in variants):
             environments.python_of(BACKENDS[backend].environment, self.accelerator)
         if groups and own_server:
             environments.python_of("serve", self.accelerator)
+        self._check_calibrations(variants)
+
+    def _check_calibrations(self, variants: Sequence[Variant]) -> None:
+        """Check the calibration data of the variants that are to be made, each source once."""
+        stale = [v for v in variants if needs_calibration(v) and not self._has_key(v)]
+        if stale:
+            from qkit.quantize.calibration import check_calibration  # noqa: PLC0415  (tokenizers)
+
+            for calibration in {self.recipe.calibration_of(v) for v in stale}:
+                check_calibration(calibration, self.source)
+
+    def _check_text(self, suite: FidelitySuite, *, own_server: bool) -> None:
+        """Refuse a text that cannot be read, or more log-probabilities than will be served."""
+        _ = self._text_hash(suite)
+        raised = any(argument.startswith("--max-logprobs") for argument in self.recipe.serve.args)
+        if own_server and suite.top_logprobs > SERVED_LOGPROBS and not raised:
+            raise InputError(
+                f"`fidelity.top_logprobs` is {suite.top_logprobs}, but vLLM returns "
+                f"{SERVED_LOGPROBS} unless told otherwise",
+                fix=f'add "--max-logprobs", "{suite.top_logprobs}" to `serve.args`',
+            )
+
+    def _text_hash(self, suite: FidelitySuite) -> str:
+        from qkit.evaluate.fidelity_text import (  # noqa: PLC0415  (reads the whole text)
+            hash_documents,
+            read_documents,
+        )
+
+        return hash_documents(read_documents(suite.text))
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -210,12 +248,14 @@ class Job:
         label = variant.label
         calibration = self.recipe.calibration_of(variant)
         key = self._quantize_key(variant, calibration)
+        from qkit.quantize.job import quantize_variant, remove_stale  # noqa: PLC0415  (numpy)
+
+        # Also where nothing is to be made: a killed run may have left gigabytes beside it.
+        remove_stale(self.model_dir(label))
         if not self.force and self._is_made(label, key):
             self.outcome.skipped += 1
             self.reporter.skipped(label, QUANTIZE_STEP)
             return
-        from qkit.quantize.job import quantize_variant  # noqa: PLC0415  (imports tokenizers)
-
         self.reporter.started(label, QUANTIZE_STEP)
         try:
             record = quantize_variant(
@@ -329,7 +369,11 @@ class Job:
                 self.reporter.finished(label, SERVE_STEP, ", ".join(server.record.kernels))
                 for position, cell in enumerate(cells):
                     self._measure_cell(
-                        subject, server, cell, self._measure_key(cell, subject, spec)
+                        subject,
+                        server,
+                        cell,
+                        self._measure_key(cell, subject, spec),
+                        self._answers_file(cell, subject, spec),
                     )
                     if not server.is_alive():
                         return cells[position + 1 :]
@@ -337,8 +381,17 @@ class Job:
             self._failed(label, SERVE_STEP, error)
         return []
 
-    def _measure_cell(self, subject: Subject, server: RunningServer, cell: Cell, key: str) -> None:
+    def _measure_cell(
+        self,
+        subject: Subject,
+        server: RunningServer,
+        cell: Cell,
+        key: str,
+        answers: AnswersFile | None = None,
+    ) -> None:
         self.reporter.started(cell.label, cell.suite)
+        if self.force:
+            self.store.drop_scored(cell.label, cell.suite)
         try:
             measurement = measure_cell(
                 cell,
@@ -348,19 +401,32 @@ class Job:
                 hardware=self.hardware,
                 data=self.data,
                 reporter=self.reporter,
+                kept=Kept(
+                    levels=None if self.force else self._left_over(cell, key),
+                    on_level=lambda part: self.store.write_measurement(_unfinished(part)),
+                    answers=answers,
+                    scores_file=self.store.scores_file(cell.label, cell.suite),
+                    resume=not self.force,
+                ),
             )
         except QkitError as error:
             self._failed(cell.label, cell.suite, _root_cause(error, server))
             return
         if lost := lost_levels(measurement):
             # What was measured is kept and shown, but not taken for done.
-            self.store.write_measurement(measurement.model_copy(update={"key": ""}))
+            self.store.write_measurement(_unfinished(measurement))
             cause = _root_cause(lost, server)
             self._failed(cell.label, cell.suite, cause, measurement.created)
             return
         self.store.write_measurement(measurement)
+        self.store.drop_scored(cell.label, cell.suite)
         self.outcome.done += 1
         self.reporter.finished(cell.label, cell.suite, headline(measurement))
+
+    def _left_over(self, cell: Cell, key: str) -> BenchResult | None:
+        """Return the levels that an interrupted sweep with the same inputs has measured."""
+        stored = self.store.measurement(cell.label, cell.suite)
+        return stored.bench if key and stored and stored.key == _PART_OF + key else None
 
     def server_spec(self, subject: Subject) -> ServerSpec:
         """Return how a row is served."""
@@ -385,8 +451,25 @@ class Job:
             variables={**variables_of(spec), **dict(choice.variables)},
             environment=environments.find("serve", self.accelerator).fingerprint,
             hardware=self.hardware,
-            harness=metadata.version("lm-eval"),
+            harness=metadata.version("lm-eval") + _task_files(cell),
             data=str(self.data) if self.data else None,
+            text=(
+                self._text_hash(cell.settings) if isinstance(cell.settings, FidelitySuite) else None
+            ),
+            prompt_file=_hash_of_prompts(cell),
+        )
+
+    def _answers_file(self, cell: Cell, subject: Subject, spec: ServerSpec) -> AnswersFile:
+        choice = kernel_choice(spec)
+        return AnswersFile(
+            path=self.store.scored_file(cell.label, cell.suite),
+            key=answers_key(
+                variant_hash=subject.content_hash,
+                flags=(*flags_of(spec), *choice.flags),
+                variables={**variables_of(spec), **dict(choice.variables)},
+                environment=environments.find("serve", self.accelerator).fingerprint,
+                hardware=self.hardware,
+            ),
         )
 
     def _failed(self, label: str, step: str, error: QkitError, created: str | None = None) -> None:
@@ -402,6 +485,20 @@ class Job:
         self.reporter.failed(label, step, str(error))
 
 
+def _unfinished(measurement: Measurement) -> Measurement:
+    """Return a measurement that is kept and shown, but not taken for done."""
+    return measurement.model_copy(update={"key": _PART_OF + measurement.key})
+
+
+def _hash_of_prompts(cell: Cell) -> str | None:
+    """Return the hash of the file a benchmark takes its prompts from; None without one."""
+    workload = cell.settings.workload if isinstance(cell.settings, BenchSuite) else None
+    if not isinstance(workload, FromFile):
+        return None
+    path = Path(workload.path).expanduser()
+    return hash_file(path) if path.is_file() else None
+
+
 def _root_cause(error: QkitError, server: RunningServer) -> QkitError:
     """Return the server's own reason for dying where that is why a measurement failed."""
     try:
@@ -409,6 +506,12 @@ def _root_cause(error: QkitError, server: RunningServer) -> QkitError:
     except QkitError as death:
         return death
     return error
+
+
+def _task_files(cell: Cell) -> str:
+    """Return the hash of a suite's own task files, empty where it has none."""
+    folder = cell.settings.task_dir if isinstance(cell.settings, AccuracySuite) else None
+    return "" if folder is None else f" {_hash_local(Path(folder))}"
 
 
 def _check_local_source(source: str) -> None:

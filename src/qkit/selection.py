@@ -9,13 +9,21 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from qkit.errors import InputError, nearest
+from qkit.evaluate.slo import parse_objective
 from qkit.measurements import Subject
 from qkit.plan import Group, cells_of
 from qkit.recipe import BASELINE, Recipe
 from qkit.server import RunningServer, attach, model_root
 from qkit.store import RunStore
 from qkit.subjects import attached_subject, label_of, subject_of
-from qkit.suites import BENCH_SUITE, AccuracySuite, BenchSuite
+from qkit.suites import (
+    BENCH_SUITE,
+    BUILTIN_BENCHES,
+    FIDELITY_SUITE,
+    AccuracySuite,
+    BenchSuite,
+    FidelitySuite,
+)
 
 
 @dataclass(frozen=True)
@@ -32,32 +40,39 @@ def choose_suites(
     names: str | None,
     *,
     concurrency: str | None = None,
+    rates: str | None = None,
+    slo: str | None = None,
     num_fewshot: int | None = None,
     limit: int | None = None,
+    text: str | None = None,
 ) -> Recipe:
     """Return a recipe that measures the named suites, with the values typed beside them.
 
     Args:
         recipe: Where a suite's settings are taken from; a suite it lacks gets the defaults.
-        names: `bench`, other benchmarks of the recipe, lm-eval tasks and groups, separated by
-            commas; None keeps the recipe's.
+        names: `bench`, other benchmarks of the recipe, built-in benchmarks, `fidelity`, lm-eval
+            tasks and groups, separated by commas; None keeps the recipe's.
         concurrency: Levels of the benchmarks, separated by commas.
+        rates: Request rates of the benchmarks, instead of `concurrency`.
+        slo: Objective of the benchmarks, as `ttft_p95<200ms,tpot_p95<30ms`.
         num_fewshot: Examples before each question.
         limit: Questions per task.
+        text: Text of the fidelity suite, a file or folder.
 
     Raises:
         InputError: A name or value cannot be used.
     """
     accuracy = {suite.task: suite for suite in recipe.accuracy}
-    benches = {suite.name: suite for suite in recipe.bench}
+    own = {suite.name: suite for suite in recipe.bench}
+    benches = {BENCH_SUITE: BenchSuite(), **BUILTIN_BENCHES, **own}
     wanted = (
         [name.strip() for name in names.split(",") if name.strip()]
         if names is not None
-        else [*accuracy, *benches]
+        else [*accuracy, *([FIDELITY_SUITE] if recipe.fidelity else []), *own]
     )
     if not wanted:
         raise InputError("no suite to measure", fix="give --suite mmlu,bench")
-    levels = None if concurrency is None else _levels(concurrency)
+    load = _load(concurrency, rates, slo)
     given = {"num_fewshot": num_fewshot, "limit": limit}
     values = {key: value for key, value in given.items() if value is not None}
     try:
@@ -66,22 +81,20 @@ def choose_suites(
                 {**(accuracy[name].model_dump() if name in accuracy else {"task": name}), **values}
             )
             for name in dict.fromkeys(wanted)
-            if name != BENCH_SUITE and name not in benches
+            if name != FIDELITY_SUITE and name not in benches
         )
-        chosen = tuple(
-            benches.get(name) or BenchSuite()
-            for name in dict.fromkeys(wanted)
-            if name == BENCH_SUITE or name in benches
-        )
-        if levels:
+        fidelity = (recipe.fidelity or FidelitySuite()) if FIDELITY_SUITE in wanted else None
+        if fidelity and text is not None:
+            fidelity = fidelity.model_copy(update={"text": text})
+        chosen = tuple(benches[name] for name in dict.fromkeys(wanted) if name in benches)
+        if load:
             chosen = tuple(
-                BenchSuite.model_validate({**suite.model_dump(), "concurrency": levels})
-                for suite in chosen
+                BenchSuite.model_validate({**suite.model_dump(), **load}) for suite in chosen
             )
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         raise InputError(f"--suite or its options: {first['msg']}") from None
-    return recipe.model_copy(update={"accuracy": tasks, "bench": chosen})
+    return recipe.model_copy(update={"accuracy": tasks, "bench": chosen, "fidelity": fidelity})
 
 
 def run_groups(recipe: Recipe, store: RunStore, labels: Sequence[str]) -> list[Group]:
@@ -153,10 +166,31 @@ def attach_group(recipe: Recipe, url: str, model: str | None, tokenizer: Path | 
     return Attached(server, subject, Group(label, cells_of(recipe, label)))
 
 
-def _levels(text: str) -> list[int]:
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
+def _load(concurrency: str | None, rates: str | None, slo: str | None) -> dict[str, object]:
+    """Return the fields of a benchmark that were typed."""
+    if concurrency and rates:
         raise InputError(
-            f"--concurrency {text!r} is not a list of numbers", fix="write it as 1,2,4,8,16"
+            "--concurrency is a closed loop and --rate an open one",
+            fix="give one of them; run again for the other",
+        )
+    found: dict[str, object] = {}
+    if concurrency is not None:
+        found = {"concurrency": _numbers("--concurrency", concurrency, int), "rates": ()}
+    if rates is not None:
+        found = {"rates": _numbers("--rate", rates, float), "concurrency": ()}
+    if slo is not None:
+        try:
+            found["slo"] = str(parse_objective(slo))
+        except ValueError as error:
+            raise InputError(f"--slo: {error}") from None
+    return found
+
+
+def _numbers(option: str, text: str, kind: type[int] | type[float]) -> list[float]:
+    try:
+        return [kind(part) for part in text.split(",")]
+    except ValueError:
+        example = "1,2,4,8,16" if kind is int else "0.5,1,2"
+        raise InputError(
+            f"{option} {text!r} is not a list of numbers", fix=f"write it as {example}"
         ) from None

@@ -7,6 +7,8 @@
       variants/NAME/server.log        the last server's output
       variants/NAME/subject.json      what was measured: scheme, hash, bytes
       measurements/NAME/SUITE.json    figures and the raw records they were computed from
+      scored/NAME/SUITE.jsonl         answers of a suite that is not finished
+      fidelity/NAME/SUITE.npz         log-probabilities of every scored token
       failures/NAME/STEP.json         a step that failed, until it succeeds
       matrix.json .csv .md .html      the table, computed from the files above
 
@@ -16,8 +18,8 @@ Files are written whole or not at all.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
@@ -27,6 +29,7 @@ from pydantic import BaseModel, ValidationError
 from qkit.errors import InputError, nearest
 from qkit.locks import lock
 from qkit.measurements import SCHEMA_VERSION, FailureRecord, Measurement, Subject, VariantRecord
+from qkit.processes import is_running_since
 from qkit.protocol import SchemaError, read_json, write_json
 from qkit.recipe import Recipe, parse_recipe
 
@@ -59,9 +62,23 @@ class RunStore:
         """Name of the run."""
         return self.root.resolve().name
 
-    def lock(self, wait_s: float = 0.0) -> AbstractContextManager[None]:
-        """Hold the run folder for writing; raises LockedError where another process does."""
-        return lock(self.root / ".lock", f"run {self.name!r}", wait_s=wait_s)
+    @contextmanager
+    def lock(self, wait_s: float = 0.0) -> Iterator[None]:
+        """Hold the run folder for writing, cleared of what killed runs were about to write.
+
+        Raises:
+            LockedError: Another process holds it.
+        """
+        with lock(self.root / ".lock", f"run {self.name!r}", wait_s=wait_s):
+            self._remove_temporary()
+            yield
+
+    def _remove_temporary(self) -> None:
+        for path in self.root.rglob(".*.tmp"):  # .NAME.PID.tmp, see write_json
+            pid = path.name.split(".")[-2]
+            with suppress(FileNotFoundError):
+                if not (pid.isdigit() and is_running_since(int(pid), path.stat().st_mtime)):
+                    path.unlink()
 
     # ------------------------------------------------------------------------------------ paths
 
@@ -80,6 +97,18 @@ class RunStore:
     def matrix_file(self, suffix: str) -> Path:
         """Return the matrix's file of a format: "json", "csv", "md" or "html"."""
         return self.root / f"matrix.{suffix}"
+
+    def scored_file(self, label: str, suite: str) -> Path:
+        """Return the file of answers that an unfinished accuracy suite has so far."""
+        return self.root / "scored" / label / f"{suite}.jsonl"
+
+    def drop_scored(self, label: str, suite: str) -> None:
+        """Remove an accuracy suite's answers: its measurement holds what was made of them."""
+        self.scored_file(label, suite).unlink(missing_ok=True)
+
+    def scores_file(self, label: str, suite: str) -> Path:
+        """Return the file of a fidelity suite's log-probabilities, which are too many for JSON."""
+        return self.root / "fidelity" / label / f"{suite}.npz"
 
     def _subject_file(self, label: str) -> Path:
         return self.root / "variants" / label / "subject.json"

@@ -12,6 +12,7 @@ from fakes.checkpoints import TinyQwen2
 from fakes.qwen_configs import config_folder
 
 from qkit.cli import cli
+from qkit.quantize.devices import DEVICES
 
 
 @pytest.fixture(autouse=True)
@@ -59,6 +60,20 @@ def test_the_72b_model_on_eight_cards_is_a_problem(tmp_path):
     assert max(map(len, output.splitlines())) <= 100
 
 
+def test_the_floor_is_told_for_every_card(tmp_path):
+    _, output = qkit(config_folder(tmp_path, "32B"), "--gpu", "H100", "--length", 1024)
+    title, _, rest = output.partition("TPOT floor in ms on 1 card of each kind")[2].partition("\n")
+    assert title.startswith(", one request of 1,024 tokens")
+    header, *rows = [line.split() for line in rest.partition("\n\n")[0].splitlines()]
+    assert header[1:] == list(DEVICES)
+    floors = {row[0]: dict(zip(header[1:], row[1:], strict=True)) for row in rows}
+    # 65.5 GB do not fit into 48 GB, and do into 141 GB at 4.8 TB/s.
+    assert floors["bf16"]["L40S"] == "—"
+    read = 65_527_752_704 - 152_064 * 5_120 * 2 + 1024 * 262_144
+    assert float(floors["bf16"]["H200"]) == pytest.approx(1e3 * read / 4800e9, rel=0.005)
+    assert floors["awq"]["A800-40"] != "—"
+
+
 def test_a_recipe_with_its_model_elsewhere(tmp_path):
     folder = config_folder(tmp_path, "7B")
     code, output = qkit("qwen2.5-7b-a800", "--model", folder)
@@ -82,6 +97,16 @@ def test_a_variant_that_cannot_be_made_ends_in_an_exit_code(tmp_path):
     assert code == 1
     assert "group size 128 does not divide the 192 inputs" in output
     assert "cannot be made" in output
+
+
+def test_what_is_in_the_way_comes_first_and_once_for_all_it_concerns(tmp_path):
+    code, output = qkit(config_folder(tmp_path, "72B"), "--gpu", "A800-80", "--tensor-parallel", 2)
+    checks = output.partition("Checks\n")[2].partition("\n\n")[0].splitlines()
+    statuses = [line.split()[0] for line in checks if not line.startswith(" ")]
+    assert code == 1
+    assert statuses == sorted(statuses, key=["problem", "note", "ok"].index)
+    [problem] = [line for line in checks if line.startswith("problem")]
+    assert problem.split()[1:3] == ["awq,", "gptq"]
 
 
 def test_json_holds_every_figure_in_bytes(tmp_path):
@@ -137,7 +162,8 @@ def test_a_model_of_the_hubs_cache_is_found(tmp_path):
 
 
 def test_nothing_heavy_is_imported():
-    heavy = ("torch", "transformers", "datasets", "lm_eval", "scipy", "numpy", "tokenizers")
+    # (tokenizers, which tells the scripts of a vocabulary, is imported in a twentieth of a second.)
+    heavy = ("torch", "transformers", "datasets", "lm_eval", "scipy", "numpy", "pyarrow")
     program = (
         "import sys\n"
         "from click.testing import CliRunner\n"

@@ -16,7 +16,9 @@ from fakes.question_model import write_question_model
 from lm_eval.api.instance import Instance
 from lm_eval.models.openai_completions import LocalCompletionsAPI
 
-from qkit.evaluate.accuracy import headline_metric, run_accuracy, samples_of, task_scores
+from qkit.evaluate.accuracy import run_accuracy
+from qkit.evaluate.drawing import draw_documents
+from qkit.evaluate.harness_results import headline_metric, samples_of, task_scores
 from qkit.evaluate.lm import ServedLM, load_tokenizer
 from qkit.evaluate.quiet import quiet_lm_eval
 from qkit.evaluate.task_catalog import load_task, num_fewshot
@@ -98,7 +100,7 @@ def test_option_task(server: RunningServer, checkpoint: Path, shots: int) -> Non
             tasks=loaded.roots,
             task_manager=loaded.manager,
             num_fewshot=num_fewshot(suite),
-            limit=suite.limit,
+            samples=draw_documents(loaded.leaves, suite.limit, suite.seed),
         )
     assert theirs is not None
     metric = headline_metric(theirs, suite.task)

@@ -180,11 +180,21 @@ def write_weights(folder: Path, tensors: Mapping[str, Array], *, shards: int = 1
     )
 
 
-def write_tokenizer(folder: Path, *, chat_template: str | None = CHAT_TEMPLATE) -> None:
-    """Write a tokenizer of the 256 bytes and Qwen's ChatML tokens (256, 257, 258)."""
+def write_tokenizer(
+    folder: Path, *, chat_template: str | None = CHAT_TEMPLATE, words: tuple[str, ...] = ()
+) -> None:
+    """Write a tokenizer of the 256 bytes and Qwen's ChatML tokens (256, 257, 258).
+
+    Args:
+        folder: Where to.
+        chat_template: Its template.
+        words: Further entries of the vocabulary, before the ChatML tokens; no text gives them.
+    """
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    level = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet += [level.pre_tokenize_str(word)[0][0] for word in words]
     vocab = {character: index for index, character in enumerate(alphabet)}
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -243,6 +253,39 @@ def write_variant(source: Path, folder: Path, variant: Any) -> Path:
     config = read_json(folder / "config.json")
     config["quantization_config"] = quantization_config(scheme, variant.ignore, variant.kv_cache)
     write_json(folder / "config.json", config)
+    return folder
+
+
+def write_record(folder: Path, *, key: str = "key") -> Path:
+    """Give a variant's folder the qkit.json of a finished one."""
+    from qkit.hashing import hash_checkpoint
+    from qkit.measurements import VariantRecord
+
+    record = VariantRecord(
+        key=key,
+        content_hash=hash_checkpoint(folder),
+        source="source",
+        source_hash="hash",
+        method="rtn",
+        scheme="W4A16",
+        backend="llmcompressor",
+        versions={},
+        calibration=None,
+        settings={},
+        ignored_modules=("lm_head",),
+        skipped_mappings=(),
+        load_check="loads",
+        mean_kl=0.1,
+        top1_agreement=0.9,
+        quantized_bytes=1,
+        unquantized_bytes=1,
+        weight_bytes=2,
+        seed=0,
+        duration_s=1.0,
+        peak_memory_bytes=1,
+        created="now",
+    )
+    write_json(folder / "qkit.json", record.model_dump(mode="json"))
     return folder
 
 

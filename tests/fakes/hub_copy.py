@@ -1,9 +1,11 @@
-"""A local copy of the hub's `cais/mmlu`, in its own layout, with a few made-up questions."""
+"""Local copies of hub data sets, in their own layouts, with a few made-up rows."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from collections.abc import Sequence as Rows
 from pathlib import Path
+from typing import Any
 
 from datasets import ClassLabel, Dataset, Features, Sequence, Value
 
@@ -41,5 +43,21 @@ def write_mmlu(data: Path, questions: Mapping[str, int]) -> Path:
             file = f"{subject}/{split}-00000-of-00001.parquet"
             Dataset.from_list(rows, features=FEATURES).to_parquet(folder / file)
             lines += [f"  - split: {split}", f"    path: {subject}/{split}-*"]
+    (folder / "README.md").write_text("\n".join([*lines, "---", ""]), encoding="utf-8")
+    return data
+
+
+def write_copy(
+    data: Path, path: str, config: str | None, splits: Mapping[str, Rows[Mapping[str, Any]]]
+) -> Path:
+    """Write DATA/PATH as `hf download` leaves it: a README that lists the files of each split."""
+    folder = data / path
+    inside = config or "data"
+    (folder / inside).mkdir(parents=True, exist_ok=True)
+    lines = ["---", "configs:", f"- config_name: {config or 'default'}", "  data_files:"]
+    for split, rows in splits.items():
+        file = f"{inside}/{split}-00000-of-00001.parquet"
+        Dataset.from_list([dict(row) for row in rows]).to_parquet(folder / file)
+        lines += [f"  - split: {split}", f"    path: {inside}/{split}-*"]
     (folder / "README.md").write_text("\n".join([*lines, "---", ""]), encoding="utf-8")
     return data

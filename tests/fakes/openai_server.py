@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import sys
 import threading
@@ -89,6 +90,7 @@ class FakeServer:
         first_request_extra_s: Added to first_token_s of the first request.
         fault, fault_on: What goes wrong, with which request numbers (from 0; all by default).
         die_after: Refuse all connections after so many generation requests, and drop open ones.
+        slots: Requests that are answered at once; others wait until one has ended.
         preempt_every: Count a preemption with every so manieth request.
         reset_allowed: Whether /reset_prefix_cache exists.
         metrics: Whether /metrics exists.
@@ -109,6 +111,7 @@ class FakeServer:
     fault: Fault | None = None
     fault_on: Callable[[int], bool] | None = None
     die_after: int | None = None
+    slots: int | None = None
     preempt_every: int | None = None
     reset_allowed: bool = True
     metrics: bool = True
@@ -160,6 +163,7 @@ class FakeServer:
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
+        self._room = asyncio.Semaphore(self.slots or 1)
         app = web.Application(client_max_size=64 * 2**20)
         app.router.add_get("/health", self._health)
         app.router.add_get("/version", self._version)
@@ -244,7 +248,10 @@ class FakeServer:
         self.running += 1
         self.running_max = max(self.running_max, self.running)
         try:
-            return await self._answer(_Job(request, body, number, arrival, fault))
+            async with self._room if self.slots else contextlib.nullcontext():
+                if self.slots:
+                    arrival = self._loop.time()
+                return await self._answer(_Job(request, body, number, arrival, fault))
         finally:
             self.running -= 1
 

@@ -65,6 +65,7 @@ class ScoringServer:
         max_model_len: Served length as /v1/models tells it.
         block_size: Tokens in a block of the prefix cache.
         delay_s: Time a completion request takes.
+        slots: Completion requests it works on at once; the others wait. None is all of them.
     """
 
     fault: Fault | None = None
@@ -74,12 +75,14 @@ class ScoringServer:
     max_model_len: int | None = 4096
     block_size: int = 16
     delay_s: float = 0.0
+    slots: int | None = None
     bodies: list[dict[str, Any]] = field(default_factory=list)
     url: str = ""
     prefilled: int = 0
     hits: int = 0
     in_flight: int = 0
     most_in_flight: int = 0
+    running: int = 0
 
     def __enter__(self) -> Self:
         self._cache: set[tuple[int, ...]] = set()
@@ -101,6 +104,7 @@ class ScoringServer:
 
     async def _serve(self, started: threading.Event) -> None:
         self._stop = asyncio.Event()
+        self._free = asyncio.Semaphore(self.slots or 1_000_000)
         app = web.Application()
         app.add_routes(
             [
@@ -130,6 +134,8 @@ class ScoringServer:
                 f'vllm:prefix_cache_hits_total{{engine="0"}} {float(self.hits)}\n'
                 f'vllm:cache_config_info{{_block_size_resolved="True",block_size="'
                 f'{self.block_size}",engine="0"}} 1.0\n'
+                f'vllm:num_requests_running{{engine="0"}} {float(self.running)}\n'
+                f'vllm:num_requests_waiting{{engine="0"}} {float(self.in_flight - self.running)}\n'
             )
         )
 
@@ -152,11 +158,14 @@ class ScoringServer:
         prompts = body["prompt"] if isinstance(body["prompt"][0], list) else [body["prompt"]]
         self.in_flight += 1
         self.most_in_flight = max(self.most_in_flight, self.in_flight)
-        for prompt in prompts:
-            self._look_up(prompt, body)
-        await asyncio.sleep(self.delay_s)
-        for prompt in prompts:
-            self._keep(prompt)
+        async with self._free:
+            self.running += 1
+            for prompt in prompts:
+                self._look_up(prompt, body)
+            await asyncio.sleep(self.delay_s)
+            for prompt in prompts:
+                self._keep(prompt)
+            self.running -= 1
         self.in_flight -= 1
         choices = [self._choice(i, p, body, fault) for i, p in enumerate(prompts)]
         reply = {"id": "cmpl-0", "model": MODEL, "choices": choices, "usage": {}}

@@ -16,7 +16,9 @@ from fakes.scoring_server import MODEL, ScoringServer
 from lm_eval.models.openai_completions import LocalCompletionsAPI
 
 from qkit.errors import InputError, MeasurementError
-from qkit.evaluate.accuracy import headline_metric, run_accuracy, samples_of, task_scores
+from qkit.evaluate.accuracy import run_accuracy
+from qkit.evaluate.drawing import draw_documents
+from qkit.evaluate.harness_results import headline_metric, samples_of, task_scores
 from qkit.evaluate.quiet import quiet_lm_eval
 from qkit.evaluate.statistics import compare_samples, mean_stderr
 from qkit.evaluate.task_catalog import load_task
@@ -117,6 +119,7 @@ class TestOneTask:
     ) -> None:
         ours = run(server, checkpoint, AccuracySuite(task="mmlu_dev", limit=25))
         loaded = load_task(AccuracySuite(task="mmlu_dev"), data=None)
+        drawn = draw_documents(loaded.leaves, 25, 0)
         with quiet_lm_eval():
             theirs = lm_eval.simple_evaluate(
                 model=LocalCompletionsAPI(
@@ -129,7 +132,7 @@ class TestOneTask:
                 ),
                 tasks=loaded.roots,
                 task_manager=loaded.manager,
-                limit=25,
+                samples=drawn,
             )
         assert theirs is not None
         metric = headline_metric(theirs, "mmlu_dev")

@@ -17,8 +17,9 @@ from fakes.tokenizers_for_tests import write_byte_tokenizer
 
 from qkit.errors import InputError, MeasurementError
 from qkit.evaluate.bench import run_bench
-from qkit.evaluate.latency import ClientLoad, summarize
+from qkit.evaluate.cell_marks import ClientLoad
 from qkit.evaluate.server_metrics import Counters
+from qkit.evaluate.summary import summarize
 from qkit.measurements import BenchCell, BenchResult
 from qkit.suites import BenchSuite
 
@@ -348,7 +349,7 @@ def test_nothing_succeeds(tokenizer: Path) -> None:
 def test_requests_that_do_not_fit_the_served_length(tokenizer: Path) -> None:
     with FakeServer(max_model_len=47) as server, pytest.raises(InputError) as caught:
         bench(server, tokenizer)
-    assert "40 + 8 = 48 tokens" in str(caught.value)
+    assert "asks for 48 tokens a request" in str(caught.value)
     for field in ("bench.input_tokens", "bench.output_tokens", "serve.max_model_len"):
         assert field in str(caught.value)
     assert server.requests == []
@@ -389,11 +390,15 @@ def test_every_figure_can_be_computed_again_from_the_stored_records(tokenizer: P
     assert [cell.failed for cell in stored.cells] == [1, 0]
     for cell in stored.cells:
         again = summarize(
-            cell.concurrency,
+            cell.level,
             cell.requests,
             server=Counters(cell.prefix_hit_tokens, cell.preemptions),
             client=ClientLoad(
-                cell.client_lag_ms_max, cell.client_lag_ms_p99, cell.client_cpu_share
+                lag_ms_max=cell.client_lag_ms_max,
+                lag_ms_p99=cell.client_lag_ms_p99,
+                lag_ms_p50=cell.client_lag_ms_p50,
+                cpu_share=cell.client_cpu_share,
+                processes=cell.client_processes,
             ),
         )
         assert again == cell.model_copy(update={"server": None})

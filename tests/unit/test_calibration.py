@@ -19,7 +19,10 @@ from fakes.checkpoints import CHAT_TEMPLATE, TinyQwen2, write_tokenizer
 
 from qkit.errors import EXIT_USAGE, InputError
 from qkit.measurements import CalibrationRecord
-from qkit.quantize.calibration import prepare_calibration
+from qkit.quantize import calibration_rows
+from qkit.quantize.calibration import check_calibration, prepare_calibration
+from qkit.quantize.calibration_rows import load_rows, sample_rows
+from qkit.quantize.calibration_scripts import mix_label, script_mix, script_of
 from qkit.recipe import Calibration
 
 TEXTS = [
@@ -151,10 +154,125 @@ def test_too_little_data_gives_fewer_samples_and_says_so(
     assert (record.rows_read, record.rows_skipped) == (3, 1)
 
 
-def test_only_the_rows_needed_are_read(tmp_path: Path, tokenizer_path: Path) -> None:
-    source = write_jsonl(tmp_path / "data.jsonl", ["x" * 64] * 1000)
-    record, _ = prepare(source, tokenizer_path, tmp_path, samples=4, seq_len=32)
-    assert record.rows_read == 64
+def test_only_the_rows_needed_are_read_and_every_one_is_accounted_for(
+    tmp_path: Path, tokenizer_path: Path
+) -> None:
+    source = write_jsonl(tmp_path / "data.jsonl", ["x" * 60] * 900 + [" "] * 100)
+    record, samples = prepare(source, tokenizer_path, tmp_path, samples=8, seq_len=32)
+    assert sum(map(len, samples)) == 256
+    assert record.rows_there == 1000
+    assert record.rows_read == record.rows_used + record.rows_skipped
+    # 256 tokens are four rows of 60 and 16 tokens of a fifth.
+    assert (record.rows_used, record.rows_truncated, record.tokens_left_out) == (5, 1, 44)
+
+
+def test_a_last_sample_that_is_too_short_is_left_out_and_counted(
+    tmp_path: Path, tokenizer_path: Path
+) -> None:
+    source = write_jsonl(tmp_path / "data.jsonl", ["x" * 35])
+    record, samples = prepare(source, tokenizer_path, tmp_path, samples=4, seq_len=32)
+    assert [len(sample) for sample in samples] == [32]
+    assert (record.rows_used, record.rows_truncated, record.tokens_left_out) == (1, 1, 3)
+
+
+def test_the_script_mix_is_that_of_the_rows_and_not_of_the_template(
+    tmp_path: Path, tokenizer_path: Path
+) -> None:
+    turns = [{"role": "user", "content": "二加二是多少"}, {"role": "assistant", "content": "四 ok"}]
+    source = write_jsonl(tmp_path / "data.jsonl", [{"messages": turns}])
+    record, _ = prepare(source, tokenizer_path, tmp_path, seq_len=512)
+    assert record.scripts == {"Han": pytest.approx(7 / 9), "Latin": pytest.approx(2 / 9)}
+    # A vocabulary of bytes holds ASCII letters alone: nothing says that the model knows more.
+    assert record.warning is None
+
+
+def test_one_script_for_a_model_of_many_is_warned_of(tmp_path: Path) -> None:
+    folder = tmp_path / "multilingual"
+    folder.mkdir()
+    write_tokenizer(folder, words=("и", "не", "на", "的", "是", "不"))
+    latin = write_jsonl(tmp_path / "latin.jsonl", TEXTS)
+    record, _ = prepare(latin, folder, tmp_path)
+    assert record.warning is not None
+    assert record.warning.startswith(
+        "100 % of the calibration's letters are Latin, and the model's vocabulary also holds"
+    )
+    assert "Cyrillic" in record.warning
+    assert "Han" in record.warning
+    mixed = write_jsonl(tmp_path / "mixed.jsonl", [*TEXTS, *["не на и " * 20] * 10])
+    assert prepare(mixed, folder, tmp_path, samples=1000)[0].warning is None
+
+
+@pytest.mark.parametrize(
+    ("letters", "script"),
+    [
+        ("aÉßﬁ\uff21ª\U0001d400\u212a", "Latin"),
+        ("中々〇㐀𠀀", "Han"),
+        ("жЯ", "Cyrillic"),
+        ("عربي", "Arabic"),
+        ("हन", "Devanagari"),
+        ("한글", "Hangul"),
+        ("ひカｶー", "Kana"),
+        ("Ωµ", "Greek"),
+        ("ไ", "Thai"),
+        ("א", "Hebrew"),
+    ],
+)
+def test_letters_and_their_scripts(letters: str, script: str) -> None:
+    for letter in letters:
+        if letter.isalpha():
+            assert script_of(letter) == script, letter
+    assert script_mix(dict.fromkeys(letters + "12 .,😀\ufffd", 1)) == {script: 1.0}
+
+
+def test_a_mix_is_told_in_one_line() -> None:
+    assert mix_label({"Latin": 0.992, "Han": 0.008}) == "Latin 99.2 %, Han 0.8 %"
+    assert mix_label({}) == "no letters"
+    many = dict.fromkeys("abcdefgh", 1 / 8)
+    assert mix_label(many, shown=2) == "a 12.5 %, b 12.5 %, others 75 %"
+
+
+@pytest.mark.parametrize(("name", "writer"), WRITERS, ids=[name for name, _ in WRITERS])
+def test_a_sample_is_the_beginning_of_a_source(
+    tmp_path: Path, name: str, writer: Callable[[Path, list[Any]], Path]
+) -> None:
+    source = str(writer(tmp_path / name, [{"text": f"{n} {t}"} for n, t in enumerate(TEXTS * 40)]))
+    whole = load_rows(source, split="train")
+    assert sample_rows(source, split="train", max_bytes=1 << 20) == (list(whole), True)
+    found = sample_rows(source, split="train", max_bytes=4000)
+    if name.endswith(".json"):  # read whole or not at all: it may be one array
+        assert found is None
+        return
+    assert found is not None
+    rows, everything = found
+    assert not everything
+    assert 20 <= len(rows) < len(whole)
+    assert rows[:-1] == list(whole)[: len(rows) - 1]
+
+
+def test_a_sample_of_a_folder_and_of_nothing(tmp_path: Path) -> None:
+    folder = tmp_path / "set"
+    folder.mkdir()
+    write_jsonl(folder / "a.jsonl", TEXTS)
+    write_jsonl(folder / "b.jsonl", TEXTS)
+    rows, whole = sample_rows(str(folder), split="train", max_bytes=1 << 20) or ([], False)
+    assert (len(rows), whole) == (80, True)
+    rows, whole = sample_rows(str(folder), split="train", max_bytes=100) or ([], True)
+    assert not whole
+    assert len(rows) < 40
+    assert sample_rows("owner/name", split="train", max_bytes=100) is None
+    with pytest.raises(InputError, match="there is no calibration file"):
+        sample_rows("./nowhere.jsonl", split="train", max_bytes=100)
+
+
+def test_a_local_source_is_checked_and_nothing_kept(tmp_path: Path, tokenizer_path: Path) -> None:
+    good = write_jsonl(tmp_path / "good.jsonl", TEXTS)
+    check_calibration(Calibration(source=str(good), samples=1, seq_len=32), tokenizer_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"good.jsonl"}
+    # The hub is nobody's business before the variant that needs it.
+    check_calibration(Calibration(source="owner/name"), tokenizer_path)
+    bad = write_jsonl(tmp_path / "bad.jsonl", [{"messages": [{"role": "alien"}]}])
+    with pytest.raises(InputError, match="a chat turn's role is 'alien'"):
+        check_calibration(Calibration(source=str(bad)), tokenizer_path)
 
 
 def test_the_seed_decides_the_order(tmp_path: Path, tokenizer_path: Path) -> None:
@@ -247,8 +365,17 @@ BAD: list[tuple[str, str, Callable[[Path], object], dict[str, Any], str, str, st
         text('[{"text": "fine"}, '),
         {},
         "the file is not valid JSON",
-        "",
-        "",
+        ":1",
+        "it must be one array of rows",
+    ),
+    (
+        "half a character",
+        "a.jsonl",
+        text('{"text": "fine"}\n{"text": "broken \\ud83d"}\n'),
+        {},
+        "the text holds half a character (\\ud83d), which no tokenizer takes",
+        ":2",
+        "leave it out",
     ),
     (
         "one object",
@@ -442,6 +569,30 @@ def test_bad_data(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(
+    ("name", "write", "message"),
+    [
+        ("a.jsonl", write_jsonl, "line 2 is oversized: it has 115 characters, and a row may have"),
+        ("a.txt", write_paragraphs, "line 3 is oversized: it has 103 characters, and a row may"),
+        ("a.csv", write_csv, "line 3 is not valid CSV: field larger than field limit (100)"),
+    ],
+)
+def test_a_row_longer_than_any_text(
+    tmp_path: Path,
+    tokenizer_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    write: Callable[[Path, list[Any]], Path],
+    message: str,
+) -> None:
+    monkeypatch.setattr(calibration_rows, "MAX_ROW_CHARACTERS", 100)
+    source = write(tmp_path / name, [{"text": "fine"}, {"text": "x" * 103}])
+    with pytest.raises(InputError) as caught:
+        prepare(source, tokenizer_path, tmp_path)
+    assert message in caught.value.what
+    assert caught.value.where == f"{source}:{message.split()[1]}"
+
+
 def test_the_columns_there_are_listed(tmp_path: Path, tokenizer_path: Path) -> None:
     source = write_jsonl(tmp_path / "a.jsonl", [{"prompt": "x", "answer": "y"}])
     with pytest.raises(InputError) as caught:
@@ -523,3 +674,48 @@ def test_an_unreachable_hub_is_explained(tmp_path: Path, tokenizer_path: Path) -
         in done.stdout
     )
     assert not (tmp_path / "out.jsonl").exists()
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the hub's `owner/chats` be a local file, read by the real datasets library."""
+    import datasets
+
+    load = datasets.load_dataset
+    chats = [{"id": n, "talk": CHAT, "prompt": TEXTS[n]} for n in range(20)]
+    files = {"train_sft": str(write_jsonl(tmp_path / "hub.jsonl", chats))}
+
+    def from_the_hub(name: str, *, split: str) -> Any:
+        assert name == "owner/chats"
+        return load("json", data_files=files, split=split, cache_dir=str(tmp_path / "cache"))
+
+    monkeypatch.setattr(datasets, "load_dataset", from_the_hub)
+
+
+@pytest.mark.usefixtures("hub")
+def test_a_hub_data_set_with_split_and_column(tmp_path: Path, tokenizer_path: Path) -> None:
+    settings = {"split": "train_sft", "samples": 2, "seq_len": 64}
+    record, samples = prepare(
+        Path("owner/chats"), tokenizer_path, tmp_path, column="talk", **settings
+    )
+    assert (record.source, record.rows_there, len(samples)) == ("owner/chats", 20, 2)
+    assert samples[0][0] == 257  # the template's first token
+    _, prompts = prepare(Path("owner/chats"), tokenizer_path, tmp_path, column="prompt", **settings)
+    assert 257 not in prompts[0]
+
+
+@pytest.mark.usefixtures("hub")
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"split": "train_stf"}, "has no split 'train_stf', did you mean 'train_sft'?"),
+        ({"split": "train_sft", "column": "takl"}, "no column 'takl', did you mean 'talk'?"),
+        ({"split": "train_sft"}, "none of the columns messages, conversations, text"),
+    ],
+)
+def test_a_hub_data_set_without_the_split_or_column(
+    tmp_path: Path, tokenizer_path: Path, settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InputError) as caught:
+        prepare(Path("owner/chats"), tokenizer_path, tmp_path, **settings)
+    assert message in caught.value.what

@@ -6,8 +6,11 @@ import statistics
 import pytest
 
 from qkit.evaluate import latency
-from qkit.evaluate.latency import ClientLoad, distribution, steady_tok_per_s, summarize
+from qkit.evaluate.cell_marks import ClientLoad
+from qkit.evaluate.latency import distribution, steady_figures
 from qkit.evaluate.server_metrics import Counters
+from qkit.evaluate.summary import summarize
+from qkit.levels import Level
 from qkit.measurements import BenchCell, RequestRecord
 
 IDLE = ClientLoad(lag_ms_max=1.0, lag_ms_p99=0.5, cpu_share=0.05)
@@ -43,7 +46,12 @@ def failed(index: int, status: str = "http") -> RequestRecord:
 
 
 def cell(*records: RequestRecord, concurrency: int = 1, **more: object) -> BenchCell:
-    return summarize(concurrency, records, **{"server": CLEAN, "client": IDLE} | more)  # type: ignore[arg-type]
+    return summarize(Level(concurrency), records, **{"server": CLEAN, "client": IDLE} | more)  # type: ignore[arg-type]
+
+
+def tok_per_s(concurrency: int, records: list[RequestRecord]) -> float | None:
+    steady = steady_figures(concurrency, [records])
+    return None if steady is None else steady.output_tok_per_s
 
 
 # Percentiles
@@ -125,13 +133,13 @@ def test_steady_figure_counts_only_while_all_slots_are_busy() -> None:
         record(1, 1.0, 2.0, 3.0, 4.0),  # 3 inside
         record(2, 2.0, 3.0, 5.0, 6.0, tokens=6),  # 1 of 3 chunks inside, 2 tokens each
     ]
-    assert steady_tok_per_s(2, records) == pytest.approx((2 + 3 + 2) / 3.0)
+    assert tok_per_s(2, records) == pytest.approx((2 + 3 + 2) / 3.0)
 
 
 def test_no_steady_figure_where_the_slots_were_never_all_busy() -> None:
-    assert steady_tok_per_s(4, [record(0, 0.0, 1.0, 2.0)]) is None
+    assert tok_per_s(4, [record(0, 0.0, 1.0, 2.0)]) is None
     apart = [record(0, 0.0, 0.5), record(1, 1.0, 1.5)]
-    assert steady_tok_per_s(1, apart) is not None
+    assert tok_per_s(1, apart) is not None
     assert cell(*apart, concurrency=4).steady_tok_per_s is None
 
 

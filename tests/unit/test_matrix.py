@@ -13,7 +13,7 @@ from qkit.evaluate.derived import Price
 from qkit.evaluate.matrix import Matrix, Row, VariantInput, build_matrix
 from qkit.evaluate.report import csv_file
 from qkit.evaluate.report.sheets import sheets
-from qkit.measurements import Measurement, MemoryUse
+from qkit.measurements import CalibrationRecord, Measurement, MemoryUse
 
 
 def build(*variants: VariantInput, **options: Any) -> Matrix:
@@ -456,6 +456,35 @@ def test_a_second_benchmark_has_its_own_levels_ratios_and_settings():
         run="r", created="now", baseline="bf16", variants=variants, headline_bench="rag"
     )
     assert row_of(by_name, "awq").bench[0].ratio.output_tok_per_s == 1.5
+
+
+def test_a_warning_of_calibration_data_is_told_once_for_all_it_concerns() -> None:
+    calibration = CalibrationRecord(
+        source="chats",
+        tokens_hash="0",
+        requested_samples=1,
+        used_samples=1,
+        seq_len=8,
+        total_tokens=8,
+        rows_read=1,
+        rows_skipped=0,
+        seed=0,
+        warning="all of it is Latin",
+    )
+
+    def calibrated(name: str, record: CalibrationRecord | None) -> VariantInput:
+        made = given.record(name, "W4A16", 3_000, 2_000)
+        return variant(name, record=made.model_copy(update={"calibration": record}))
+
+    matrix = build(
+        given.baseline(),
+        calibrated("awq", calibration),
+        calibrated("fp8", None),
+        calibrated("gptq", calibration),
+        calibrated("rtn", calibration.model_copy(update={"warning": None})),
+    )
+    notes = [note for note in matrix.notes if "Calibration" in note]
+    assert notes == ["Calibration of awq, gptq: all of it is Latin."]
 
 
 # ------------------------------------------------------------------------- derived: memory, roof

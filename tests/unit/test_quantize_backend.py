@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from qkit.quantize.backend_damping import DampingRetries
-from qkit.quantize.backend_llmcompressor import _Messages, _scheme_name
+from qkit.quantize.backend_llmcompressor import _Messages
+from qkit.quantize.backend_shared import scheme_name
 from qkit.quantize.schemes import scheme_for
 
 
@@ -70,7 +71,7 @@ def test_warnings_are_kept_once_and_chatter_is_not() -> None:
 )
 def test_schemes_in_the_library_s_spelling(method: str, symmetric: bool, name: str) -> None:
     scheme = scheme_for(method, group_size=64, symmetric=symmetric, actorder=None)
-    assert _scheme_name(scheme) == name
+    assert scheme_name(scheme) == name
 
 
 @pytest.mark.parametrize(
@@ -83,7 +84,7 @@ def test_schemes_in_the_library_s_spelling(method: str, symmetric: bool, name: s
 )
 def test_other_scales_in_the_library_s_spelling(method: str, scales: str, name: str) -> None:
     scheme = scheme_for(method, group_size=128, symmetric=True, actorder=None, scales=scales)
-    assert _scheme_name(scheme) == name
+    assert scheme_name(scheme) == name
 
 
 def test_damping_retries_are_told_once_for_each_damping() -> None:

@@ -31,7 +31,8 @@ from qkit.quantize.backend_autoawq import _notes
 from qkit.quantize.backend_check import old_rope_settings
 from qkit.quantize.backend_shared import skipped_mappings
 from qkit.quantize.backends import BACKENDS, DEFAULT_BACKEND, check_backend
-from qkit.quantize.checkpoint import inspect_checkpoint
+from qkit.quantize.checkpoint import inspect_checkpoint, split_bytes
+from qkit.quantize.estimate import weight_bytes
 from qkit.quantize.job import quantize_variant
 from qkit.quantize.safetensors_header import read_bytes
 from qkit.quantize.verify_gptq_awq import verify_packed_variant
@@ -306,6 +307,26 @@ def test_right_variants_pass(tmp_path: Path, variant: Variant, tied: bool) -> No
     assert sizes.quantized_bytes == sizes.predicted_bytes
     assert sizes.weight_bytes == sizes.quantized_bytes + sizes.unquantized_bytes
     assert sizes.weight_bytes == inspect_checkpoint(folder).weight_bytes
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize(
+    "variant",
+    [
+        AWQ,
+        GPTQ,
+        variant_of("awq", "gptqmodel", group_size=32),
+        variant_of("gptq", "gptqmodel", weight_bits=8),
+    ],
+    ids=lambda variant: f"{variant.label} {variant.weight_bits} {variant.group_size}",
+)
+def test_the_prediction_is_what_the_packed_formats_take(
+    tmp_path: Path, variant: Variant, tied: bool
+) -> None:
+    source = replace(MODEL, tied=tied).write(tmp_path / "model")
+    stored_bytes = split_bytes(inspect_checkpoint(write_packed(source, tmp_path / "v", variant)))
+    predicted = weight_bytes(inspect_checkpoint(source), variant)
+    assert (predicted.quantized, predicted.unquantized) == stored_bytes
 
 
 def set_config(**settings: Any) -> Callable[[Path], None]:

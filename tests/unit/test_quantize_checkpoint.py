@@ -186,6 +186,13 @@ BROKEN: list[tuple[str, TinyQwen2, Callable[[Path], object], str, str]] = [
         "give the original Hugging Face checkpoint",
     ),
     (
+        "GGUF only, without config",
+        TinyQwen2(),
+        lambda f: [rename_weights(f, "model.gguf"), (f / "config.json").unlink()],
+        "the weights are GGUF (model.gguf), which is quantized for llama.cpp",
+        "give the original Hugging Face checkpoint",
+    ),
+    (
         "shards without index",
         TinyQwen2(shards=3),
         lambda f: (f / "model.safetensors.index.json").unlink(),

@@ -59,6 +59,18 @@ def test_what_runs_on_a_compute_capability(capability: tuple[int, int], expected
         assert (verdict.fix is not None) == (support == "refused")
 
 
+@pytest.mark.parametrize("capability", [(8, 0), (8, 9), (9, 0), (10, 0), (12, 0)])
+def test_8_bit_zero_points_run_where_machete_does(capability: tuple[int, int]) -> None:
+    verdict = check_capability(
+        scheme_of(variant("gptq", weight_bits=8, symmetric=False)), capability
+    )
+    assert verdict.support == ("weight-only" if capability == (9, 0) else "refused")
+    four = check_capability(scheme_of(variant("gptq", symmetric=False)), capability)
+    assert four.support == "weight-only"
+    symmetric = check_capability(scheme_of(variant("gptq", weight_bits=8)), capability)
+    assert symmetric.support == "weight-only"
+
+
 def test_the_reasons_name_what_is_missing() -> None:
     ampere = check_capability(scheme_of(variant("fp8")), (8, 0))
     assert ampere.reason == "no FP8 units: FP8 Marlin, 16-bit arithmetic"

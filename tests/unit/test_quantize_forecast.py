@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +10,14 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from fakes.checkpoints import TinyQwen2, bf16, read_json, write_json, write_safetensors
+from fakes.checkpoints import (
+    TinyQwen2,
+    bf16,
+    read_json,
+    write_json,
+    write_safetensors,
+    write_tokenizer,
+)
 from fakes.qwen_configs import config_folder
 
 from qkit.errors import InputError
@@ -27,14 +35,19 @@ def forecast(
     *,
     gpus: tuple[str, ...] = ("A800-80",),
     tensor_parallel: int = 1,
+    gpu_here: bool = True,
     **recipe: object,
 ) -> Forecast:
     asked = Recipe.model_validate({"name": "test", "model": str(folder), **recipe})
+    cards = tuple(map(find_device, gpus))
     return make_forecast(
         asked,
         folder,
-        Question(tuple(map(find_device, gpus)), tensor_parallel, length=640, concurrency=16),
-        to_make(folder, *asked.variants),
+        Question(cards, tensor_parallel, length=640, concurrency=16, gpu_here=gpu_here),
+        [
+            ToMake(v, asked.calibration_of(v), folder.parent / "run" / v.label / "model")
+            for v in asked.variants
+        ],
     )
 
 
@@ -65,6 +78,7 @@ def test_a_whole_checkpoint_has_nothing_in_the_way(model: Path) -> None:
     found = forecast(model)
     assert found.ok
     assert {c.status for c in found.checks} == {"ok"}
+    assert check(found, "calibration", "ok").text.endswith("which planning does not ask")
     assert check(found, "files", "ok").text == (
         "26 tensors in 1 safetensors file, complete, with the shapes of config.json"
     )
@@ -278,6 +292,144 @@ def test_an_unknown_architecture_needs_its_weights(tmp_path: Path) -> None:
     edit_config(folder, model_type="llama")
     with pytest.raises(InputError, match="tensors of a 'llama' model cannot be told"):
         describe_config(folder)
+
+
+def test_the_smoothing_mappings_are_listed(model: Path, tmp_path: Path) -> None:
+    found = forecast(model)
+    assert check(found, "awq", "ok").text == (
+        "smooths input_layernorm → q_proj, k_proj, v_proj; post_attention_layernorm → gate_proj,"
+        " up_proj; up_proj → down_proj. Skipped: v_proj → o_proj (grouped-query attention, v_proj's"
+        " 64 outputs are not o_proj's 128 inputs)"
+    )
+    assert check(found, "smoothquant", "ok").text == (
+        "smooths input_layernorm → q_proj, k_proj, v_proj; post_attention_layernorm → gate_proj,"
+        " up_proj"
+    )
+    assert not [c for c in found.checks if c.name in ("gptq", "fp8")]
+    every_head = TinyQwen2(hidden=128, intermediate=256, kv_heads=4).write(tmp_path / "mha")
+    without_mlp = {"method": "awq", "ignore": ["lm_head", "re:.*(gate|up)_proj$"]}
+    assert check(forecast(every_head, variants=[without_mlp]), "awq", "ok").text == (
+        "smooths input_layernorm → q_proj, k_proj, v_proj; v_proj → o_proj; up_proj → down_proj."
+        " Skipped: post_attention_layernorm → gate_proj, up_proj (all its layers are ignored)"
+    )
+
+
+def test_what_a_backend_cannot_do_is_a_problem(model: Path) -> None:
+    asked = [
+        {"method": "gptq", "backend": "autoawq"},
+        {"method": "awq", "backend": "gptqmodel", "symmetric": True},
+        {"method": "gptq", "backend": "autogptq"},
+    ]
+    found = forecast(model, variants=asked, accelerator="cpu")
+    assert check(found, "gptq-autoawq", "problem").text == (
+        "backend 'autoawq' does not do gptq; it does awq"
+    )
+    assert "only with a zero point" in check(found, "awq-gptqmodel", "problem").text
+    text = "backend 'autogptq' quantizes on an NVIDIA GPU only, and this job runs on the CPU"
+    assert check(found, "gptq-autogptq", "problem").text == text
+    assert [row.makeable for row in found.variants] == [True, False, False, False]
+    # Left open, the plan is for the cards: what this machine lacks is a note.
+    elsewhere = forecast(model, variants=asked[2:], gpu_here=False)
+    assert elsewhere.ok
+    note = check(elsewhere, "gptq-autogptq", "note")
+    assert note.text == "backend autogptq quantizes on an NVIDIA GPU only; this machine has none"
+
+
+W8A16 = {"method": "rtn", "weight_bits": 8}
+
+
+@pytest.mark.parametrize(
+    ("variant", "lacking"),
+    [
+        (W8A16, "vLLM's CPU build has no kernel for 8-bit weights with 16-bit inputs"),
+        (
+            {"method": "fp8", "scales": "static"},
+            "vLLM's CPU build serves FP8 with one scale a tensor with AMX only",
+        ),
+        (
+            # Two key heads of 32 are half a block.
+            {"method": "fp8", "scales": "block", "ignore": ["lm_head", "re:.*[kv]_proj$"]},
+            "vLLM's CPU build serves FP8 with one scale a block with AMX only",
+        ),
+        ({"method": "fp8"}, None),
+        ({"method": "awq"}, None),
+        ({"method": "smoothquant", "scales": "static"}, None),
+    ],
+)
+def test_what_a_cpu_makes_but_does_not_serve_is_a_note(
+    model: Path, variant: dict[str, object], lacking: str | None
+) -> None:
+    for settings in ({"accelerator": "cpu"}, {"gpu_here": False}):
+        found = forecast(model, variants=[variant], **settings)
+        notes = [c.text for c in found.checks if c.name == variant["method"] and c.status == "note"]
+        wanted = f"can be made without a GPU, but not served here: {lacking}"
+        assert notes == ([wanted] if lacking else [])
+    served = forecast(model, variants=[variant]).checks
+    assert not [c for c in served if c.name == variant["method"] and c.status == "note"]
+
+
+def test_8_bit_zero_points_have_one_kernel_on_one_kind_of_card(model: Path) -> None:
+    asked = [{**W8A16, "symmetric": False}]
+    ampere = forecast(model, variants=asked)
+    problem = check(ampere, "rtn", "problem")
+    assert problem.text == (
+        "does not run on A800-80: vLLM has no kernel for 8-bit weights with zero points on 8.0:"
+        " Marlin takes none"
+    )
+    assert "symmetric: true" in (problem.fix or "")
+    hopper = forecast(model, gpus=("H100",), variants=asked)
+    assert "serve.kernel asks for Marlin" in check(hopper, "rtn", "problem").text
+    machete = forecast(model, gpus=("H100",), variants=asked, serve={"kernel": "auto"})
+    assert machete.ok
+    [row] = [row for row in machete.variants if row.label == "rtn"]
+    assert row.cards[0].verdict.reason == "8-bit weights (Machete, not Marlin)"
+    assert forecast(model, variants=[W8A16]).ok
+
+
+# ---------------------------------------------------------------------------------- calibration
+
+
+def local_data(folder: Path, *texts: str) -> dict[str, object]:
+    path = folder / "data.jsonl"
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return {"source": str(path), "samples": 2, "seq_len": 16}
+
+
+def test_local_calibration_data_is_looked_at(model: Path, tmp_path: Path) -> None:
+    data = local_data(tmp_path, "eighteen letters xxx", "", "十二")
+    found = forecast(model, calibration=data)
+    assert check(found, "calibration", "ok").text == (
+        f"2 x 16 tokens of {data['source']}; 3 rows, 1 of them without text: Latin 90 %, Han 10 %"
+    )
+    short = forecast(model, calibration={**data, "samples": 10})
+    assert short.ok
+    assert check(short, "calibration", "note").text == (
+        "too little text: 26 bytes, and a token takes one at least"
+    )
+    # Nothing is said of data that no variant needs.
+    data_free = forecast(model, calibration=data, variants=[{"method": "fp8"}])
+    assert not [c for c in data_free.checks if c.name == "calibration"]
+
+
+def test_a_broken_calibration_file_is_a_problem(model: Path, tmp_path: Path) -> None:
+    data = local_data(tmp_path, "fine")
+    with Path(str(data["source"])).open("a") as stream:
+        stream.write('{"text": \n')
+    problem = check(forecast(model, calibration=data), "calibration", "problem")
+    assert problem.text.startswith("line 2 is not valid JSON")
+    assert problem.text.endswith("data.jsonl:2)")
+    missing = forecast(model, calibration={**data, "source": "./none.jsonl"})
+    assert "there is no calibration file" in check(missing, "calibration", "problem").text
+
+
+def test_data_of_one_script_is_a_note_where_the_vocabulary_holds_more(
+    model: Path, tmp_path: Path
+) -> None:
+    data = local_data(tmp_path, "English words and nothing but English words")
+    assert check(forecast(model, calibration=data), "calibration", "ok")
+    write_tokenizer(model, words=("на", "的"))
+    note = check(forecast(model, calibration=data), "calibration", "note")
+    assert "also holds Cyrillic, Han: text in those may lose more accuracy" in note.text
 
 
 # ------------------------------------------------------------------------------------ resources

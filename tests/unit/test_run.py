@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
-from fakes.checkpoints import TinyQwen2
+from fakes.checkpoints import TinyQwen2, write_record, write_variant
 from fakes.vllm_process import executable
 
-from qkit.assemble import load_matrix
+from qkit.assemble import load_matrix, write_records
 from qkit.errors import InputError, LockedError
 from qkit.locks import accelerator_lock_path, lock
+from qkit.measurements import RequestRecord
 from qkit.recipe import Calibration, Recipe, Serve, Variant
 from qkit.reporting import Silent
 from qkit.run import Job
@@ -116,6 +120,29 @@ def test_a_variant_that_cannot_be_made_is_a_row_and_the_others_go_on(place):
     assert not (place / "artifacts/r/variants/awq/model").exists()
 
 
+def test_what_killed_runs_left_is_cleared_also_where_nothing_is_to_be_made(place):
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    run(place, recipe_of(place))
+    root = place / "artifacts" / "r"
+    store = RunStore(root)
+    variant, recipe = Variant(method="rtn"), recipe_of(place)
+    job = Job(recipe, store)
+    made = write_variant(place / "model", store.model_dir("rtn"), variant)
+    key = job._quantize_key(variant, recipe.calibration)
+    write_record(made, key=key)
+    partial = made.with_name(f".model.partial-{ended.pid}")
+    partial.mkdir()
+    (partial / "model.safetensors").write_bytes(b"half")
+    (root / f".run.json.{ended.pid}.tmp").touch()
+    at_work = root / f".matrix.md.{os.getppid()}.tmp"
+    at_work.touch()
+    outcome = job.quantize([variant])
+    assert (outcome.done, outcome.skipped) == (0, 1)
+    assert [path.name for path in made.parent.iterdir()] == ["model"]
+    assert [path.name for path in root.glob(".*.tmp")] == [at_work.name]
+
+
 def test_a_server_that_does_not_start_is_a_row_with_its_own_reason(place, monkeypatch):
     monkeypatch.setenv("QKIT_FAKE_VLLM", "die")
     outcome, lines = run(place, recipe_of(place))
@@ -168,3 +195,59 @@ def test_a_changed_stored_file_is_named(place):
         load_matrix(RunStore(place / "artifacts" / "r"))
     assert str(path) in str(caught.value)
     assert "surprise" in str(caught.value)
+
+
+class Interrupting(Lines):
+    """Ends the run in the middle of a level, as a signal does."""
+
+    def __init__(self, level):
+        super().__init__()
+        self.level = level
+
+    def progress(self, stage, done, total):
+        if (stage, done) == (self.level, 2):
+            raise KeyboardInterrupt
+
+
+def test_an_interrupted_sweep_goes_on_at_the_next_level(place):
+    recipe, store = recipe_of(place), RunStore(place / "artifacts" / "r")
+    with pytest.raises(KeyboardInterrupt):
+        Job(recipe, store, Interrupting("concurrency 2")).run()
+    left = store.measurement("bf16", "bench")
+    assert [cell.concurrency for cell in left.bench.cells] == [1]
+    assert not left.bench.complete
+    (row,) = load_matrix(store).rows
+    assert [cell.concurrency for cell in row.bench] == [1]
+    assert "interrupted: the other levels were not measured" in row.marks
+
+    _, lines = run(place, recipe)
+    assert lines[-1] == ("done", "bf16", "bench")
+    whole = store.measurement("bf16", "bench")
+    assert [cell.concurrency for cell in whole.bench.cells] == [1, 2]
+    assert whole.bench.cells[0] == left.bench.cells[0]
+    assert whole.bench.complete
+    assert run(place, recipe)[1] == [("kept", "bf16", "bench")]
+
+
+def test_an_interrupted_sweep_of_other_inputs_is_measured_anew(place):
+    store = RunStore(place / "artifacts" / "r")
+    with pytest.raises(KeyboardInterrupt):
+        Job(recipe_of(place), store, Interrupting("concurrency 2")).run()
+    left = store.measurement("bf16", "bench")
+    longer = recipe_of(place).bench[0].model_copy(update={"output_tokens": 5})
+    run(place, recipe_of(place, bench=(longer,)))
+    assert store.measurement("bf16", "bench").bench.cells[0] != left.bench.cells[0]
+
+
+def test_every_request_is_exported_as_a_line(place):
+    run(place, recipe_of(place))
+    store = RunStore(place / "artifacts" / "r")
+    write_records(store, place / "out" / "records.jsonl")
+    lines = [json.loads(line) for line in (place / "out" / "records.jsonl").open()]
+    cells = store.measurement("bf16", "bench").bench.cells
+    assert [(line["variant"], line["bench"], line["concurrency"]) for line in lines] == [
+        ("bf16", "bench", cell.concurrency) for cell in cells for _ in cell.requests
+    ]
+    fields = RequestRecord.model_fields
+    found = [RequestRecord(**{k: line[k] for k in fields}) for line in lines]
+    assert found == [record for cell in cells for record in cell.requests]

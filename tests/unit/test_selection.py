@@ -94,3 +94,25 @@ def test_a_benchmark_of_the_recipe_is_chosen_by_its_name():
     assert [suite.name for suite in chosen.bench] == ["rag"]
     assert [suite.task for suite in chosen.accuracy] == ["mmlu"]
     assert [suite.name for suite in choose_suites(recipe, None).bench] == ["bench", "rag"]
+
+
+def test_rates_and_an_objective_are_typed_beside_the_names():
+    chosen = choose_suites(RECIPE, "bench", rates="0.5,2", slo="ttft_p95<0.2s").bench[0]
+    assert (chosen.rates, chosen.concurrency, chosen.slo) == ((0.5, 2.0), (), "ttft_p95<200ms")
+    opened = RECIPE.model_copy(update={"bench": (BenchSuite(rates=(1.0,)),)})
+    closed = choose_suites(opened, "bench", concurrency="4").bench[0]
+    assert (closed.rates, closed.concurrency) == ((), (4,))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rates": "fast"}, "--rate 'fast' is not a list of numbers"),
+        ({"rates": "1", "concurrency": "1"}, "--concurrency is a closed loop and --rate an open"),
+        ({"slo": "ttft_p95<200"}, "--slo: 'ttft_p95<200': the limit needs a unit"),
+        ({"rates": "-1"}, "greater than 0"),
+    ],
+)
+def test_a_load_that_is_none_is_refused(options, message):
+    with pytest.raises(InputError, match=message):
+        choose_suites(RECIPE, "bench", **options)

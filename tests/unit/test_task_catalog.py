@@ -12,7 +12,7 @@ import pytest
 from fakes.hub_copy import write_mmlu
 
 from qkit.errors import HubUnreachableError, InputError
-from qkit.evaluate import task_catalog
+from qkit.evaluate import task_catalog, task_data
 from qkit.evaluate.task_catalog import HubDataset, check_task, load_task, num_fewshot
 from qkit.evaluate.tasks.mmlu_dev import OtherQuestions, parse, questions
 from qkit.suites import AccuracySuite
@@ -24,7 +24,7 @@ def no_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-    task_catalog._why_not_on_hub.cache_clear()
+    task_data._why_not_on_hub.cache_clear()
 
 
 def check(task: str, data: Path | None = None) -> None:
@@ -80,7 +80,12 @@ class TestCheck:
                 check("mmlu_anatomy")
 
     def test_a_local_copy_is_enough(self, tmp_path: Path) -> None:
-        check("mmlu", write_mmlu(tmp_path, {"anatomy": 2}))
+        check("mmlu_anatomy", write_mmlu(tmp_path, {"anatomy": 2}))
+
+    def test_a_copy_without_a_subject_of_the_group_is_not(self, tmp_path: Path) -> None:
+        with pytest.raises(InputError, match="cannot be read") as caught:
+            check("mmlu", write_mmlu(tmp_path, {"anatomy": 2}))
+        assert "configuration abstract_algebra" in str(caught.value)
 
     def test_a_cached_copy_is_enough(self, tmp_path: Path) -> None:
         folder = tmp_path / "cache" / "cais___mmlu" / "anatomy" / "0.0.0" / "abc"
@@ -101,7 +106,7 @@ class TestFewShot:
         assert num_fewshot(AccuracySuite(task="mmlu", num_fewshot=0)) == 0
 
     def test_other_tasks_have_their_own(self) -> None:
-        assert num_fewshot(AccuracySuite(task="gsm8k")) is None
+        assert num_fewshot(AccuracySuite(task="mmlu_dev")) is None
 
 
 class TestLoad:

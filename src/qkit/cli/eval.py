@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     "--suite",
     "suites",
     metavar="NAMES",
-    help="`bench`, and lm-eval tasks or groups, separated by commas: mmlu,bench. Default: all of "
-    "the recipe's.",
+    help="`bench` or another benchmark of the recipe, a built-in one (short-chat, shared-prefix, "
+    "multi-turn), `fidelity`, and lm-eval tasks or groups, separated by commas: "
+    "mmlu,fidelity,bench. Default: all of the recipe's.",
 )
 @options.recipe
 @click.option("--url", help="Measure the server at this address instead of starting one.")
@@ -36,8 +37,24 @@ if TYPE_CHECKING:
     help="With folders: the 16-bit checkpoint to compare with.",
 )
 @click.option("--concurrency", metavar="LEVELS", help="Levels of the benchmark: 1,2,4,8,16.")
+@click.option(
+    "--rate",
+    "rates",
+    metavar="RATES",
+    help="Requests a second, in place of --concurrency: 0.5,1,2.",
+)
+@click.option(
+    "--slo",
+    metavar="LIMITS",
+    help="Goodput, and the largest load that meets the limits: ttft_p95<200ms,tpot_p95<30ms.",
+)
 @click.option("--num-fewshot", type=click.IntRange(min=0), help="Examples before each question.")
 @click.option("--limit", type=click.IntRange(min=1), help="Questions per task, to try it out.")
+@click.option(
+    "--text",
+    type=click.Path(exists=True),
+    help="With fidelity: your own .txt or .jsonl file, or a folder of them.",
+)
 @options.data
 @options.run_name
 @options.accelerator
@@ -52,8 +69,11 @@ def evaluate(
     tokenizer: Path | None,
     baseline: Path | None,
     concurrency: str | None,
+    rates: str | None,
+    slo: str | None,
     num_fewshot: int | None,
     limit: int | None,
+    text: str | None,
     data: Path | None,
     run_name: str | None,
     accelerator: str | None,
@@ -69,6 +89,7 @@ def evaluate(
     qkit eval --suite mmlu,bench --recipe qwen2.5-7b-a800
     qkit eval --suite mmlu_dev,bench ./my-awq ./my-gptq --baseline ./Qwen2.5-7B-Instruct
     qkit eval --suite bench --url http://127.0.0.1:8000 --tokenizer ./my-awq
+    qkit eval --suite short-chat ./my-awq
     """  # noqa: D301  (\b keeps click from rewrapping)
     from qkit.cli.printing import show_matrix
     from qkit.cli.progress import TerminalReporter, exit_code
@@ -95,8 +116,11 @@ def evaluate(
         recipe,
         suites,
         concurrency=concurrency,
+        rates=rates,
+        slo=slo,
         num_fewshot=num_fewshot,
         limit=limit,
+        text=text,
     )
     store = RunStore(artifacts_dir() / (run_name or recipe.name))
     with TerminalReporter() as reporter:

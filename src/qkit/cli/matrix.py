@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
 
 
@@ -19,6 +21,12 @@ import click
     "--allow-incomparable",
     is_flag=True,
     help="Compare rows of different hardware, versions or settings, and say so in the table.",
+)
+@click.option(
+    "--records",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Write every request of every benchmark to FILE, one JSON object a line.",
 )
 @click.option(
     "--price",
@@ -39,6 +47,7 @@ def matrix(
     price: float | None,
     currency: str | None,
     tokens_per_request: float | None,
+    records: Path | None,
 ) -> None:
     """Print the matrix of a run again, from its stored files.
 
@@ -50,6 +59,10 @@ def matrix(
     from qkit.store import latest_run, open_run
 
     store = open_run(run_name) if run_name else latest_run()
+    if records:
+        from qkit.assemble import write_records
+
+        write_records(store, records)
     chosen = price_of(
         store.read_recipe(),
         per_hour=price,

@@ -88,10 +88,10 @@ def plan(
         Question(
             devices=_devices(gpus),
             tensor_parallel=tensor_parallel or recipe.serve.tensor_parallel_size,
-            length=length
-            or (bench.input_tokens + bench.output_tokens if bench else None)
-            or DEFAULT_LENGTH,
-            concurrency=concurrency or (max(bench.concurrency) if bench else DEFAULT_CONCURRENCY),
+            length=length or (bench.request_tokens.most if bench else None) or DEFAULT_LENGTH,
+            concurrency=concurrency
+            or max(bench.concurrency if bench else (), default=DEFAULT_CONCURRENCY),
+            gpu_here=_own_device(required=False) is not None,
         ),
         _to_make(recipe, run_name),
     )

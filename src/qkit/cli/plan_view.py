@@ -7,14 +7,16 @@ from rich.markup import escape
 from rich.table import Table
 
 from qkit.quantize.compatibility import TENSOR_PARALLEL_SIZES
-from qkit.quantize.devices import GB, Device
+from qkit.quantize.devices import DEVICES, GB, Device
 from qkit.quantize.estimate import Serving
 from qkit.quantize.forecast import CardForecast, Forecast, VariantForecast
+from qkit.quantize.plan_checks import Status
 
 UNKNOWN = "—"
 #: Width of what is written to a file or a pipe.
 PLAIN_WIDTH = 100
 _COLOURS = {"ok": "green", "note": "yellow", "problem": "bold red"}
+_RANK = {"problem": 0, "note": 1, "ok": 2}
 _SUPPORT = {"native": "native", "weight-only": "weight-only", "refused": "[red]not at all[/]"}
 
 
@@ -31,6 +33,7 @@ def show(forecast: Forecast) -> None:
     for position, device in enumerate(forecast.question.devices):
         title, caption = _serving_text(forecast, position, device)
         _titled(console, title, _serving(forecast, position), caption)
+    _titled(console, _floors_title(forecast), _floors(forecast))
     title = "Tensor parallel: heads and quantization groups against cards"
     _titled(console, title, _tensor_parallel(forecast))
     advice = _advice(forecast)
@@ -65,14 +68,16 @@ def _titled(console: Console, title: str, table: Table, caption: str | None = No
 def _checks(forecast: Forecast) -> Table:
     table = _table(header=False)
     table.add_column(no_wrap=True)
-    table.add_column(no_wrap=True)
+    table.add_column(max_width=24)
     table.add_column(overflow="fold")
+    named: dict[tuple[Status, str, str | None], list[str]] = {}
     for check in forecast.checks:
-        fix = f"\n[dim]→[/] {escape(check.fix)}" if check.fix else ""
+        named.setdefault((check.status, check.text, check.fix), []).append(check.name)
+    # What is in the way first; the sort keeps the order of the rest.
+    for (status, text, fix), names in sorted(named.items(), key=lambda item: _RANK[item[0][0]]):
+        way_out = f"\n[dim]→[/] {escape(fix)}" if fix else ""
         table.add_row(
-            f"[{_COLOURS[check.status]}]{check.status}[/]",
-            escape(check.name),
-            escape(check.text) + fix,
+            f"[{_COLOURS[status]}]{status}[/]", escape(", ".join(names)), escape(text) + way_out
         )
     return table
 
@@ -107,7 +112,7 @@ def _serving_text(forecast: Forecast, position: int, device: Device) -> tuple[st
     room = (
         f"KV room of a card = {device.memory_bytes / GB:.1f} GB x"
         f" {forecast.gpu_memory_utilization:g} - weights -"
-        f" {_gb(forecast.reserve_bytes[position])} (assumed for activations, CUDA graphs, context)."
+        f" {_gb(forecast.reserve_bytes[position])} (assumed: activations, graphs, context)."
     )
     floor = (
         "TPOT floor = bytes read in a step / memory bandwidth, caches at"
@@ -156,6 +161,27 @@ def _serving_cells(serving: Serving) -> list[str]:
         _ms(serving.tpot_floor_s),
         _ms(serving.tpot_floor_loaded_s),
     ]
+
+
+def _floors_title(forecast: Forecast) -> str:
+    question = forecast.question
+    return (
+        f"TPOT floor in ms on {question.tensor_parallel} card"
+        f"{'s' if question.tensor_parallel > 1 else ''} of each kind, one request of"
+        f" {question.length:,} tokens ({UNKNOWN}: does not run or fit)"
+    )
+
+
+def _floors(forecast: Forecast) -> Table:
+    table = _table()
+    table.add_column("variant", no_wrap=True)
+    for name in DEVICES:
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in forecast.variants:
+        floors = [card.serving.tpot_floor_s if card.serving else None for card in row.every_card]
+        cells = [UNKNOWN if floor is None else f"{1e3 * floor:.3g}" for floor in floors]
+        table.add_row(row.label, *(cells or [UNKNOWN] * len(DEVICES)))
+    return table
 
 
 def _tensor_parallel(forecast: Forecast) -> Table:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from qkit.cli import options
 from qkit.recipe import BACKENDS, METHODS
+
+if TYPE_CHECKING:
+    from qkit.measurements import VariantRecord
 
 
 @click.command()
@@ -70,7 +74,7 @@ def quantize(
     from qkit.cli.progress import TerminalReporter, exit_code
     from qkit.errors import InputError
     from qkit.run import Job
-    from qkit.store import RunStore, artifacts_dir
+    from qkit.store import RunStore, artifacts_dir, read_variant
 
     recipe = options.with_values(options.chosen_recipe(recipe_name, model), accelerator=accelerator)
     settings = options.with_values(
@@ -92,5 +96,33 @@ def quantize(
         outcome = job.quantize(variants)
     for variant in variants:
         if all(failure.variant != variant.label for failure in outcome.failures):
-            click.echo(job.model_dir(variant.label))
+            folder = job.model_dir(variant.label)
+            for line in _calibration_lines(read_variant(folder)):
+                click.echo(f"  {variant.label}: {line}", err=True)
+            click.echo(folder)
     raise SystemExit(exit_code(outcome))
+
+
+def _calibration_lines(variant: VariantRecord | None) -> list[str]:
+    """Say what a variant was calibrated with; nothing for a data-free method."""
+    from qkit.quantize.calibration_scripts import mix_label
+
+    record = variant.calibration if variant else None
+    if record is None:
+        return []
+    lines = [
+        f"calibrated with {record.used_samples:,} of {record.requested_samples:,} samples of"
+        f" {record.seq_len:,} tokens ({record.total_tokens:,} tokens), seed {record.seed},"
+        f" sha256 {record.tokens_hash[:12]}"
+    ]
+    if record.rows_used is not None:
+        there = "" if record.rows_there is None else f" of {record.rows_there:,}"
+        cut = f", {record.rows_truncated:,} of them cut at the end" if record.rows_truncated else ""
+        lines.append(
+            f"rows: {record.rows_read:,}{there} read, {record.rows_used:,} used{cut},"
+            f" {record.rows_skipped:,} skipped without text"
+        )
+    lines.append(f"scripts: {mix_label(record.scripts)}")
+    if record.warning:
+        lines.append(f"warning: {record.warning}")
+    return lines

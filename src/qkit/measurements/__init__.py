@@ -9,7 +9,18 @@ from __future__ import annotations
 
 from qkit.measurements.accuracy import AccuracyResult, Sample, TaskScore
 from qkit.measurements.base import SCHEMA_VERSION, Hardware, Stored
-from qkit.measurements.bench import BenchCell, BenchResult, Distribution, RequestRecord
+from qkit.measurements.bench import (
+    BenchCell,
+    BenchResult,
+    Distribution,
+    Ends,
+    Goodput,
+    LoadSearch,
+    Repeat,
+    RequestRecord,
+    SteadyWindow,
+)
+from qkit.measurements.fidelity import FidelityResult
 from qkit.measurements.server_side import GpuUse, ServerSample, ServerSide
 from qkit.measurements.servers import MemoryUse, ServerRecord
 from qkit.measurements.variants import CalibrationRecord, Subject, VariantRecord
@@ -21,16 +32,22 @@ __all__ = [
     "BenchResult",
     "CalibrationRecord",
     "Distribution",
+    "Ends",
     "FailureRecord",
+    "FidelityResult",
+    "Goodput",
     "GpuUse",
     "Hardware",
+    "LoadSearch",
     "Measurement",
     "MemoryUse",
+    "Repeat",
     "RequestRecord",
     "Sample",
     "ServerRecord",
     "ServerSample",
     "ServerSide",
+    "SteadyWindow",
     "Stored",
     "Subject",
     "TaskScore",
@@ -53,6 +70,7 @@ class Measurement(Stored):
     versions: dict[str, str]
     accuracy: AccuracyResult | None = None
     bench: BenchResult | None = None
+    fidelity: FidelityResult | None = None
     #: What the server's processes had taken when the suite was done; None for attached servers.
     memory: MemoryUse | None = None
 

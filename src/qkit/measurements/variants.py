@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from pydantic import Field
+
 from qkit.measurements.base import SCHEMA_VERSION, Stored
 
 
@@ -17,9 +19,22 @@ class CalibrationRecord(Stored):
     used_samples: int
     seq_len: int
     total_tokens: int
+    #: Rows in the seed's order, up to the one that made the tokens enough.
     rows_read: int
+    #: Those of them without text.
     rows_skipped: int
     seed: int
+    #: Rows in the whole source.
+    rows_there: int | None = None
+    #: Rows with tokens in the samples.
+    rows_used: int | None = None
+    #: Rows of which tokens were left out: the surplus of the last one.
+    rows_truncated: int | None = None
+    tokens_left_out: int | None = None
+    #: Share of the letters by Unicode script, the largest first, chat templates not counted.
+    scripts: dict[str, float] = Field(default_factory=dict)
+    #: Why the data may not be right for the model; None where nothing is known against it.
+    warning: str | None = None
 
 
 class VariantRecord(Stored):
