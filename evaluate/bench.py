@@ -31,12 +31,13 @@ from qkit.evaluate.load_search import conclude, next_level
 from qkit.evaluate.prompts import TEMPLATE_TOKENS, prompts_hash
 from qkit.evaluate.repeats import is_enough
 from qkit.evaluate.server_metrics import Counters
+from qkit.evaluate.server_watch import combine_sides, token_mark, watching_server
 from qkit.evaluate.stream import RawReply
 from qkit.evaluate.summary import summarize
 from qkit.evaluate.workloads.units import CellPrompts, Unit
 from qkit.evaluate.workloads.vocabulary import Vocabulary, load_vocabulary
 from qkit.levels import Level
-from qkit.measurements import BenchCell, BenchResult, LoadSearch, RequestRecord
+from qkit.measurements import BenchCell, BenchResult, LoadSearch, RequestRecord, ServerSide
 from qkit.suites import BenchSuite
 
 #: The warm-up stops after so many tokens; by then every shape of the measured part has run.
@@ -54,6 +55,7 @@ def run_bench(
     tokenizer_path: Path,
     max_model_len: int | None,
     on_progress: Progress | None = None,
+    gpus: int = 0,
     on_cell: Callable[[BenchResult], None] | None = None,
     earlier: BenchResult | None = None,
 ) -> BenchResult:
@@ -69,6 +71,7 @@ def run_bench(
         tokenizer_path: Checkpoint folder, or its tokenizer.json.
         max_model_len: Served length in tokens, or None if it is not known.
         on_progress: Called after every measured request; it should be quick.
+        gpus: GPUs of this machine that the server runs on, to be watched.
         on_cell: Called after every cell with what there is so far.
         earlier: What an interrupted sweep of the same suite left; its levels with figures are
             taken over and not measured again.
@@ -82,7 +85,7 @@ def run_bench(
     root = _root(base_url)
     vocabulary = load_vocabulary(tokenizer_path)
     planner = CellPlanner(suite, vocabulary, max_model_len=max_model_len)
-    target = _Target(root, root + PATHS[suite.endpoint], model)
+    target = _Target(root, root + PATHS[suite.endpoint], model, gpus)
     sweep = _Sweep(suite, target, vocabulary, planner, on_progress, on_cell, earlier)
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         runner.run(sweep.run())
@@ -93,11 +96,12 @@ def run_bench(
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """The server: its root, the endpoint's URL, and the model's name."""
+    """The server: its root, the endpoint's URL, the model's name, and the GPUs it runs on."""
 
     root: str
     url: str
     model: str
+    gpus: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +112,7 @@ class _Repeat:
     server: Counters
     client: ClientLoad
     reusable_tokens: float
+    side: ServerSide | None = None
 
 
 class _Sweep:
@@ -193,7 +198,7 @@ class _Sweep:
         repeats = await self._repeats(clients, level, streams)
         while any(r.client.is_bottleneck for r in repeats) and clients.add(streams):
             repeats = await self._repeats(clients, level, streams)
-        self._cells[level] = summarize(
+        found = summarize(
             level,
             [record for repeat in repeats for record in repeat.records],
             server=server_metrics.total([repeat.server for repeat in repeats]),
@@ -202,6 +207,10 @@ class _Sweep:
             reusable_tokens=sum(repeat.reusable_tokens for repeat in repeats),
             objective=self._suite.objective,
         )
+        side = combine_sides([repeat.side for repeat in repeats if repeat.side])
+        mark = token_mark(side, found.requests) if side else None
+        marks = (*found.marks, *((mark,) if mark else ()))
+        self._cells[level] = found.model_copy(update={"server": side, "marks": marks})
         self._on_cell(self.result(complete=False))
 
     def _streams(self, level: Level) -> int:
@@ -254,13 +263,14 @@ class _Sweep:
         bodies = self._bodies(cell.measured)
         load = self._planner.load(level, number, self._target.url, cell.measured, bodies)
         before = await server_metrics.scrape(session, root)
-        sent = await clients.send(
-            load, streams=streams, breaker=breaker, on_done=self._counter(level, len(cell.turns))
-        )
+        on_done = self._counter(level, len(cell.turns))
+        async with watching_server(root, gpus=self._target.gpus) as watch:
+            sent = await clients.send(load, streams=streams, breaker=breaker, on_done=on_done)
         after = await server_metrics.scrape(session, root)
         replies = [raw for unit in sent.replies for raw in unit]
         records = self._records(number, cell, replies)
-        return _Repeat(records, after.since(before), sent.client, cell.reusable_tokens)
+        reusable = cell.reusable_tokens
+        return _Repeat(records, after.since(before), sent.client, reusable, watch.result())
 
     def _bodies(
         self, units: Sequence[Unit], *, max_tokens: int | None = None

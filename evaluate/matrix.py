@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from qkit.evaluate.comparable import server_differences
+from qkit.evaluate.derived import Price
 from qkit.evaluate.drift import Drift
 from qkit.evaluate.figures import ratio
 from qkit.evaluate.marks import (
@@ -22,6 +23,7 @@ from qkit.evaluate.marks import (
 )
 from qkit.evaluate.matrix_accuracy import accuracy_row, adjusted_for_several
 from qkit.evaluate.matrix_bench import bench_rows, workload
+from qkit.evaluate.matrix_derived import Served
 from qkit.evaluate.matrix_fidelity import fidelity_row, noise_floor
 from qkit.evaluate.matrix_values import (
     SCHEMA_VERSION,
@@ -35,11 +37,12 @@ from qkit.evaluate.matrix_values import (
     Row,
     Workload,
 )
-from qkit.evaluate.memory import WeightSource, logged_weight_bytes, weight_source
+from qkit.evaluate.memory import WeightSource, account, logged_weight_bytes, weight_source
 from qkit.evaluate.noise import noise_floors
 from qkit.evaluate.pairing import VariantInput, pair
 from qkit.evaluate.reference import reference_notes, reference_rows
 from qkit.evaluate.statistics import MARGIN_POINTS
+from qkit.kernel_log import kernel_mismatch
 from qkit.measurements import Measurement, ServerRecord
 from qkit.recipe import PublishedScore, is_again
 from qkit.suites import BENCH_SUITE, FIDELITY_SUITE
@@ -70,6 +73,7 @@ def build_matrix(
     margin_points: float = MARGIN_POINTS,
     headline_bench: str = BENCH_SUITE,
     references: Sequence[PublishedScore] = (),
+    price: Price | None = None,
 ) -> Matrix:
     """Build the matrix of a run.
 
@@ -84,12 +88,15 @@ def build_matrix(
         margin_points: Loss in points up to which a variant counts as non-inferior.
         headline_bench: Benchmark whose levels are a row's `bench`; the others are further ones.
         references: Published scores to show beside ours.
+        price: What an hour of the machine costs, for the costs in `capacity`.
     """
     ordered = sorted(variants, key=lambda variant: variant.name != baseline)  # the sort is stable
     base = ordered[0] if ordered and ordered[0].name == baseline else None
     source = weight_source([m.server for m in variant.measurements] for variant in ordered)
     floors = noise_floors(base)
-    context = _Context(base, source, allow_incomparable, margin_points, headline_bench, floors)
+    context = _Context(
+        base, source, allow_incomparable, margin_points, headline_bench, floors, price
+    )
     measured = [m for variant in ordered for m in variant.suites.values()]
     drift = baseline_drift(base, headline_bench)
     workloads = _workloads(measured)
@@ -104,6 +111,7 @@ def build_matrix(
         baseline=baseline,
         weight_source=source,
         margin_points=margin_points,
+        price=price,
         headline_bench=headline_bench,
         workload=workloads.pop(headline_bench, None),
         further_workloads=workloads,
@@ -133,6 +141,7 @@ class _Context:
     margin_points: float
     headline_bench: str
     noise_floors: Mapping[str, NoiseFloor]
+    price: Price | None
 
 
 def _row(context: _Context, variant: VariantInput) -> Row:
@@ -146,8 +155,12 @@ def _row(context: _Context, variant: VariantInput) -> Row:
     failures = _failures(variant)
     if not pairings and not failures:
         failures = (FailedStep(step="run", reason="not measured yet", detail=""),)
-    benches = {name: bench_rows(p) for name, p in pairings.items() if p.measurement.bench}
+    served = Served(variant.read_bytes, variant.kv_bytes_per_token, context.price)
+    benches = {name: bench_rows(p, served) for name, p in pairings.items() if p.measurement.bench}
     server = _server(variant, context.headline_bench)
+    kernels = _unique(k for m in suites.values() for k in m.server.kernels)
+    quantized = record.quantized_bytes if record else variant.quantized_bytes
+    unquantized = record.unquantized_bytes if record else variant.unquantized_bytes
     return Row(
         variant=variant.name,
         method=variant.method,
@@ -157,12 +170,22 @@ def _row(context: _Context, variant: VariantInput) -> Row:
         reason="; ".join(f"{f.step}: {f.reason}" for f in failures) or None,
         failures=failures,
         variant_hash=record.content_hash if record else _measured_hash(variant),
-        kernel=" + ".join(_unique(k for m in suites.values() for k in m.server.kernels)) or None,
+        kernel=" + ".join(kernels) or None,
+        kernel_asked=server.kernel_asked if server else None,
+        kernel_as_asked=_as_asked(server.kernel_asked if server else "auto", kernels),
         weight_bytes=_weight_bytes(context, variant),
         weight_source=context.weight_source,
-        quantized_bytes=record.quantized_bytes if record else variant.quantized_bytes,
-        unquantized_bytes=record.unquantized_bytes if record else variant.unquantized_bytes,
+        quantized_bytes=quantized,
+        unquantized_bytes=unquantized,
         weight_ratio=_weight_ratio(context, variant),
+        memory=account(
+            variant.measurements,
+            server=server,
+            weight_bytes=_weight_bytes(context, variant),
+            quantized_bytes=quantized,
+            unquantized_bytes=unquantized,
+            predicted_bytes=variant.predicted_bytes,
+        ),
         kv_cache_tokens=server.kv_cache_tokens if server else None,
         max_concurrency=server.max_concurrency if server else None,
         max_model_len=server.max_model_len if server else None,
@@ -208,6 +231,12 @@ def _failures(variant: VariantInput) -> tuple[FailedStep, ...]:
 
 def _measured_hash(variant: VariantInput) -> str | None:
     return next((m.variant_hash for m in variant.suites.values()), None)
+
+
+def _as_asked(asked: str, kernels: tuple[str, ...]) -> bool | None:
+    if asked == "auto" or not kernels:
+        return None
+    return kernel_mismatch(asked, kernels) is None
 
 
 def _server(variant: VariantInput, headline_bench: str) -> ServerRecord | None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from qkit.evaluate.figures import ratio
+from qkit.evaluate.matrix_derived import Served, derive
 from qkit.evaluate.matrix_values import BenchRow, Ratio, Workload
 from qkit.evaluate.pairing import Pairing
 from qkit.evaluate.scaling import LevelFigures, Scaling, scaling
 from qkit.measurements import BenchCell, BenchResult
 
 
-def bench_rows(pairing: Pairing) -> tuple[BenchRow, ...]:
+def bench_rows(pairing: Pairing, served: Served) -> tuple[BenchRow, ...]:
     """Return one row per level, with ratios where the baseline has that level."""
     other = pairing.baseline.bench.cells if pairing.baseline and pairing.baseline.bench else ()
     base = {cell.level: cell for cell in other}
@@ -17,8 +18,17 @@ def bench_rows(pairing: Pairing) -> tuple[BenchRow, ...]:
     # Only a closed loop scales with its concurrency.
     closed = [figures for cell in cells if (figures := _figures(cell))]
     scaled = {level.concurrency: level for level in scaling(closed)}
+    measurement = pairing.measurement
     return tuple(
-        _bench_row(cell, base.get(cell.level), scaled.get(cell.concurrency or 0)) for cell in cells
+        derive(
+            _bench_row(cell, base.get(cell.level), scaled.get(cell.concurrency or 0)),
+            cell,
+            base.get(cell.level),
+            served=served,
+            server=measurement.server,
+            hardware=measurement.hardware,
+        )
+        for cell in cells
     )
 
 

@@ -10,8 +10,9 @@ from typing import Literal
 
 from pydantic import Field
 
+from qkit.evaluate.derived import Capacity, Price
 from qkit.evaluate.drift import Drift
-from qkit.evaluate.memory import WeightSource
+from qkit.evaluate.memory import MemoryAccount, WeightSource
 from qkit.evaluate.statistics import Verdict
 from qkit.levels import Level
 from qkit.measurements import Ends, Hardware, LoadSearch, Stored
@@ -111,6 +112,31 @@ class Ratio(Stored):
     #: Of the medians.
     tpot: float | None
     output_tok_per_s: float | None
+    #: 95 % intervals: over requests for the medians, over repeats for throughput. They leave out
+    #: that the machine may have changed in between.
+    ttft_interval: Ends | None = None
+    tpot_interval: Ends | None = None
+    output_tok_per_s_interval: Ends | None = None
+
+
+class ServerFigures(Stored):
+    """What the server and its GPUs did during a level; None where they do not say."""
+
+    running_mean: float | None
+    running_max: float | None
+    waiting_mean: float | None
+    waiting_max: float | None
+    #: Fractions.
+    kv_cache_usage_max: float | None
+    prefix_hit_rate: float | None
+    #: Of speculative decoding.
+    acceptance_rate: float | None
+    prompt_tokens: float | None
+    generation_tokens: float | None
+    gpu_utilisation_percent: float | None
+    #: Watts and joules of all GPUs together.
+    gpu_power_w_mean: float | None
+    gpu_energy_j_per_output_token: float | None
 
 
 class BenchRow(Stored):
@@ -154,6 +180,14 @@ class BenchRow(Stored):
     tok_per_s_scaling: float | None = None
     tpot_scaling: float | None = None
     ratio: Ratio
+    server: ServerFigures | None = None
+    #: Least time per output token that the card's memory bandwidth allows; None for a CPU and for
+    #: cards qkit does not know.
+    tpot_floor_ms: float | None = None
+    #: `tpot_floor_ms` / median TPOT.
+    roofline_share: float | None = None
+    #: What the throughput serves in a day, and with a price what that costs.
+    capacity: Capacity | None = None
     marks: tuple[str, ...]
 
     @property
@@ -246,12 +280,17 @@ class Row(Stored):
     variant_hash: str | None
     #: Linear kernels the server's log named, joined by " + "; None where it named none.
     kernel: str | None
+    #: Kernel family asked for, or "auto".
+    kernel_asked: str | None = None
+    #: Whether what was asked for ran; None where nothing was, or the log names no kernel.
+    kernel_as_asked: bool | None = None
     weight_bytes: int | None
     weight_source: WeightSource
     quantized_bytes: int | None
     unquantized_bytes: int | None
     #: Variant over baseline.
     weight_ratio: float | None
+    memory: MemoryAccount | None = None
     kv_cache_tokens: int | None
     #: Requests of the served length that fit in the KV cache, by vLLM's own reckoning.
     max_concurrency: float | None
@@ -331,6 +370,8 @@ class Matrix(Stored):
     weight_source: WeightSource
     #: Loss that the verdicts allow.
     margin_points: float
+    #: What the costs in `capacity` are computed from.
+    price: Price | None = None
     #: Name of the benchmark that `bench` of a row is.
     headline_bench: str = BENCH_SUITE
     workload: Workload | None

@@ -32,6 +32,9 @@ class VariantInput:
         weight_bytes: Tensor bytes of the checkpoint, where there is no record.
         quantized_bytes: Of these, quantized ones with their scales.
         unquantized_bytes: Of these, the rest.
+        predicted_bytes: What `qkit plan` predicts for the weights.
+        read_bytes: Weights read for one decoding step.
+        kv_bytes_per_token: Of the KV cache.
         scores: Log-probabilities of fidelity suites, by suite; without those whose file is lost.
     """
 
@@ -44,6 +47,9 @@ class VariantInput:
     weight_bytes: int | None = None
     quantized_bytes: int | None = None
     unquantized_bytes: int | None = None
+    predicted_bytes: int | None = None
+    read_bytes: int | None = None
+    kv_bytes_per_token: int | None = None
     scores: Mapping[str, Scores] = field(default_factory=dict)
 
     @property

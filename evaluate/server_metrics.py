@@ -1,4 +1,4 @@
-"""What the server counts itself: prefix-cache hits and preemptions, from `/metrics`.
+"""What the server counts itself, from `/metrics`, by the names of vLLM's versions.
 
 Also the two other calls beside a benchmark: `/health` and `/reset_prefix_cache`.
 """
@@ -16,9 +16,31 @@ import aiohttp
 from qkit.evaluate.adaptive import Load
 
 _SAMPLE = re.compile(r"^([A-Za-z_:][A-Za-z0-9_:]*)(?:\{.*\})?\s+(\S+)(?:\s+\d+)?$")
-#: Names over vLLM's versions, newest first.
-_PREFIX_HITS = ("vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total")
-_PREEMPTIONS = ("vllm:num_preemptions_total",)
+#: What each figure is called over vLLM's versions, newest first. The client library adds `_total`
+#: to every counter that lacks it. V0 is engine/metrics.py (0.6 to 0.10), V1 is
+#: v1/metrics/loggers.py (0.7.3 on); speculative decoding is in spec_decode/metrics.py.
+METRICS: dict[str, tuple[str, ...]] = {
+    # V0 and V1, 0.6 to 0.33. V1 before 0.8 has no preemptions.
+    "running": ("vllm:num_requests_running",),
+    "waiting": ("vllm:num_requests_waiting",),
+    # V1 from 0.9.2 on; V0, and V1 up to 0.11, say gpu_cache_usage_perc. A fraction in spite of
+    # its name.
+    "kv_cache_usage": ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),
+    "prompt_tokens": ("vllm:prompt_tokens_total",),
+    "generation_tokens": ("vllm:generation_tokens_total",),
+    # V1 from 0.9.2 on; V1 of 0.7.3 to 0.11. V0 has only a rate since the server's start.
+    "prefix_query_tokens": (
+        "vllm:prefix_cache_queries_total",
+        "vllm:gpu_prefix_cache_queries_total",
+    ),
+    "prefix_hit_tokens": ("vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total"),
+    "preemptions": ("vllm:num_preemptions_total",),
+    # V0 and V1, where speculative decoding is on.
+    "draft_tokens": ("vllm:spec_decode_num_draft_tokens_total",),
+    "accepted_tokens": ("vllm:spec_decode_num_accepted_tokens_total",),
+}
+#: Of several engines the fullest counts; all other figures add up.
+_LARGEST = frozenset({"kv_cache_usage"})
 _TIMEOUT = aiohttp.ClientTimeout(total=10)
 _RESET_TRIES = 3
 
@@ -37,6 +59,23 @@ class Counters:
             prefix_hit_tokens=_growth(before.prefix_hit_tokens, self.prefix_hit_tokens),
             preemptions=_growth(before.preemptions, self.preemptions),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One look at `/metrics`: gauges as they were, counters since the server's start."""
+
+    running: float | None = None
+    waiting: float | None = None
+    #: Fraction.
+    kv_cache_usage: float | None = None
+    prompt_tokens: float | None = None
+    generation_tokens: float | None = None
+    prefix_query_tokens: float | None = None
+    prefix_hit_tokens: float | None = None
+    preemptions: float | None = None
+    draft_tokens: float | None = None
+    accepted_tokens: float | None = None
 
 
 def total(parts: Sequence[Counters]) -> Counters:
@@ -60,7 +99,31 @@ def _growth(before: float | None, after: float | None) -> float | None:
 
 def parse_samples(text: str) -> dict[str, float]:
     """Return the samples of Prometheus' text format by name, summed over their labels."""
-    totals: dict[str, float] = {}
+    return {name: sum(values) for name, values in _series(text).items()}
+
+
+def parse_reading(text: str) -> Reading:
+    """Return vLLM's figures from its `/metrics` text, over all its engines."""
+    series = _series(text)
+
+    def figure(field: str) -> float | None:
+        values = next((series[name] for name in METRICS[field] if name in series), None)
+        if values is None:
+            return None
+        return max(values) if field in _LARGEST else sum(values)
+
+    return Reading(**{field: figure(field) for field in METRICS})
+
+
+def parse_counters(text: str) -> Counters:
+    """Return the counters that mark a cell."""
+    reading = parse_reading(text)
+    return Counters(reading.prefix_hit_tokens, reading.preemptions)
+
+
+def _series(text: str) -> dict[str, list[float]]:
+    """Return the values of every name, one for each set of labels."""
+    found: dict[str, list[float]] = {}
     for line in text.splitlines():
         match = _SAMPLE.match(line.strip())
         if match is None:
@@ -69,18 +132,8 @@ def parse_samples(text: str) -> dict[str, float]:
             value = float(match[2])
         except ValueError:
             continue
-        totals[match[1]] = totals.get(match[1], 0.0) + value
-    return totals
-
-
-def parse_counters(text: str) -> Counters:
-    """Return vLLM's counters from its `/metrics` text, summed over engines."""
-    samples = parse_samples(text)
-
-    def first(names: tuple[str, ...]) -> float | None:
-        return next((samples[name] for name in names if name in samples), None)
-
-    return Counters(prefix_hit_tokens=first(_PREFIX_HITS), preemptions=first(_PREEMPTIONS))
+        found.setdefault(match[1], []).append(value)
+    return found
 
 
 async def scrape(session: aiohttp.ClientSession, root: str) -> Counters:

@@ -11,6 +11,7 @@ import csv
 import io
 from collections.abc import Mapping
 
+from qkit.evaluate.derived import Capacity
 from qkit.evaluate.matrix_values import (
     Accuracy,
     AccuracyPart,
@@ -20,7 +21,9 @@ from qkit.evaluate.matrix_values import (
     Fidelity,
     Matrix,
     Row,
+    ServerFigures,
 )
+from qkit.evaluate.memory import MemoryAccount
 from qkit.evaluate.report.sheets_accuracy import tasks
 
 Value = str | int | float | bool | None
@@ -33,6 +36,8 @@ _ROW_COLUMNS = (
     "status",
     "reason",
     "kernel",
+    "kernel_asked",
+    "kernel_as_asked",
     "weight_bytes",
     "weight_source",
     "weight_ratio",
@@ -42,19 +47,39 @@ _ROW_COLUMNS = (
     "max_concurrency",
     "max_model_len",
 )
-#: Figures of a level that are no single value.
-_COMPOUND = ("ratio", "marks", "output_tok_per_s_interval", "tpot_ms_p50_interval")
+#: Fields of a level that are no single figure.
+_COMPOUND = (
+    "ratio",
+    "marks",
+    "server",
+    "capacity",
+    "output_tok_per_s_interval",
+    "tpot_ms_p50_interval",
+)
 _BENCH_COLUMNS = tuple(name for name in BenchRow.model_fields if name not in _COMPOUND)
-#: After `_BENCH_COLUMNS`: 95 % intervals over repeats, ratios to the baseline at this level, and
-#: what was seen measuring it.
+_SERVER_COLUMNS = tuple(ServerFigures.model_fields)
+_CAPACITY_COLUMNS = tuple(Capacity.model_fields)
+#: The account's fields that the row does not have itself.
+_MEMORY_COLUMNS = tuple(
+    name
+    for name in MemoryAccount.model_fields
+    if name not in ("quantized_bytes", "unquantized_bytes")
+)
+#: After `_BENCH_COLUMNS`: ratios to the baseline at this level, and what was seen measuring it.
 _LEVEL_COLUMNS = (
     "output_tok_per_s_low",
     "output_tok_per_s_high",
     "tpot_ms_p50_low",
     "tpot_ms_p50_high",
     "ratio_ttft",
+    "ratio_ttft_low",
+    "ratio_ttft_high",
     "ratio_tpot",
+    "ratio_tpot_low",
+    "ratio_tpot_high",
     "ratio_output_tok_per_s",
+    "ratio_output_tok_per_s_low",
+    "ratio_output_tok_per_s_high",
     "level_marks",
 )
 _ACCURACY_COLUMNS = (
@@ -131,9 +156,13 @@ def render(matrix: Matrix) -> str:
     columns = [
         "run",
         *_ROW_COLUMNS,
+        *(f"memory_{name}" for name in _MEMORY_COLUMNS),
         "bench",
         *_BENCH_COLUMNS,
         *_LEVEL_COLUMNS,
+        *(f"server_{name}" for name in _SERVER_COLUMNS),
+        *(f"capacity_{name}" for name in _CAPACITY_COLUMNS),
+        "currency",
         *(f"{task}_{name}" for task in shown for name in _ACCURACY_COLUMNS),
         *(f"fidelity_{name}" for name in _FIDELITY_COLUMNS if has_fidelity),
         "marks",
@@ -148,7 +177,8 @@ def render(matrix: Matrix) -> str:
             for cell in row.bench_of(name, matrix.headline_bench)
         ]
         for name, cell in levels or [("", None)]:
-            writer.writerow({"run": matrix.run, **_row(matrix, row), "bench": name, **_bench(cell)})
+            start = {"run": matrix.run, **_row(matrix, row), "bench": name}
+            writer.writerow({**start, **_bench(cell, matrix)})
     return out.getvalue()
 
 
@@ -188,6 +218,8 @@ def _figures(score: Accuracy | AccuracyPart) -> Mapping[str, Value]:
 
 def _row(matrix: Matrix, row: Row) -> Mapping[str, Value]:
     values: dict[str, Value] = {name: getattr(row, name) for name in _ROW_COLUMNS}
+    if row.memory:
+        values |= {f"memory_{name}": getattr(row.memory, name) for name in _MEMORY_COLUMNS}
     for task, accuracy in row.accuracy.items():
         floor = matrix.noise_floors.get(task)
         found = {**_accuracy(accuracy), "noise_points": floor.spread_points if floor else None}
@@ -243,7 +275,7 @@ def _estimates(figures: Mapping[str, Estimate | float]) -> dict[str, Value]:
     return values
 
 
-def _bench(cell: BenchRow | None) -> Mapping[str, Value]:
+def _bench(cell: BenchRow | None, matrix: Matrix) -> Mapping[str, Value]:
     if cell is None:
         return {}
     ratio = cell.ratio
@@ -251,9 +283,17 @@ def _bench(cell: BenchRow | None) -> Mapping[str, Value]:
         *(cell.output_tok_per_s_interval or (None, None)),
         *(cell.tpot_ms_p50_interval or (None, None)),
         ratio.ttft,
+        *(ratio.ttft_interval or (None, None)),
         ratio.tpot,
+        *(ratio.tpot_interval or (None, None)),
         ratio.output_tok_per_s,
+        *(ratio.output_tok_per_s_interval or (None, None)),
         "; ".join(cell.marks),
     )
     values: dict[str, Value] = {name: getattr(cell, name) for name in _BENCH_COLUMNS}
+    if cell.server:
+        values |= {f"server_{name}": getattr(cell.server, name) for name in _SERVER_COLUMNS}
+    if cell.capacity:
+        values |= {f"capacity_{name}": getattr(cell.capacity, name) for name in _CAPACITY_COLUMNS}
+        values["currency"] = matrix.price.currency if matrix.price else None
     return values | dict(zip(_LEVEL_COLUMNS, level, strict=True))

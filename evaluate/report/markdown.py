@@ -20,7 +20,7 @@ _SPECIAL = re.compile(
 
 def render(matrix: Matrix) -> str:
     """Return the matrix as Markdown that ends with a line break."""
-    shown = sheets(matrix)
+    shown = sheets(matrix, intervals=True)
     blocks = [
         f"# {_escape(matrix.run)}",
         f"Against {_escape(matrix.baseline)}, {_escape(matrix.created)}.",

@@ -9,6 +9,7 @@ from typing import Literal
 from qkit.evaluate.matrix_values import Matrix
 from qkit.evaluate.report import text
 from qkit.evaluate.report.sheet import Column, Sheet
+from qkit.kernel_log import LOUD
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,11 @@ class Remark:
     text: str
     #: Longer evidence, such as the end of a log.
     detail: str = ""
+
+    @property
+    def loud(self) -> bool:
+        """Whether it is about a kernel that is not what was asked for."""
+        return self.text.startswith(LOUD)
 
     @property
     def line(self) -> str:

@@ -6,7 +6,7 @@ wherever it is printed.
 
 from __future__ import annotations
 
-from qkit.evaluate.matrix_values import Matrix
+from qkit.evaluate.matrix_values import Matrix, Row
 from qkit.evaluate.report import text
 from qkit.evaluate.report.sheet import VARIANT, Cell, Column, RowField, Sheet, row_sheet
 from qkit.evaluate.report.sheets_accuracy import (
@@ -20,6 +20,7 @@ from qkit.evaluate.report.sheets_bench import bench_sheet
 from qkit.evaluate.report.sheets_fidelity import fidelity_sheets
 from qkit.evaluate.report.sheets_levels import level_sheet, only_row
 from qkit.evaluate.report.sheets_load import load_sheets
+from qkit.evaluate.report.sheets_memory import capacity_sheet, memory_sheet, server_sheet
 from qkit.evaluate.report.sheets_reference import reference_sheet
 
 _WEIGHT_SOURCES = {
@@ -28,26 +29,36 @@ _WEIGHT_SOURCES = {
 }
 
 
-def sheets(matrix: Matrix, *, detailed: bool = False) -> tuple[Sheet, ...]:
+def sheets(matrix: Matrix, *, detailed: bool = False, intervals: bool = False) -> tuple[Sheet, ...]:
     """Return the matrix's sheets: overview, those of tasks, fidelity, one for each benchmark.
 
     Args:
         matrix: What to show.
-        detailed: Add the tasks of groups and the benchmarks' further columns, for pages that are
-            wide enough.
+        detailed: Add the tasks of groups, the benchmarks' further columns, the server's side, and
+            the capacity where no price is given, for pages that are wide enough.
+        intervals: Add the ratios' intervals, where a line may be as long as it likes.
     """
     found = [overview(matrix), *accuracy_sheets(matrix, detailed=detailed)]
     found += fidelity_sheets(matrix)
-    found += [_bench_sheet(matrix, name, detailed=detailed) for name in matrix.benches]
+    found += [
+        _bench_sheet(matrix, name, detailed=detailed, intervals=intervals or detailed)
+        for name in matrix.benches
+    ]
     found += load_sheets(matrix)
+    further = [
+        capacity_sheet(matrix) if matrix.price or detailed else None,
+        memory_sheet(matrix),
+        server_sheet(matrix) if detailed else None,
+    ]
+    found += [sheet for sheet in further if sheet]
     return tuple(found)
 
 
-def _bench_sheet(matrix: Matrix, name: str, *, detailed: bool) -> Sheet:
+def _bench_sheet(matrix: Matrix, name: str, *, detailed: bool, intervals: bool) -> Sheet:
     alone = only_row(matrix, name)
     if alone and not detailed:
         return level_sheet(matrix, name, alone)
-    return bench_sheet(matrix, name, detailed=detailed)
+    return bench_sheet(matrix, name, detailed=detailed, intervals=intervals)
 
 
 def accuracy_sheets(matrix: Matrix, *, detailed: bool = False) -> tuple[Sheet, ...]:
@@ -83,7 +94,7 @@ def overview(matrix: Matrix) -> Sheet:
                 "Linear kernel that ran, from the server's log; - where the log names none.",
                 numeric=False,
             ),
-            lambda row: Cell(row.kernel or text.MISSING),
+            _kernel,
         ),
         (
             Column(
@@ -101,6 +112,13 @@ def overview(matrix: Matrix) -> Sheet:
     for task in tasks(matrix):
         fields += score_fields(matrix, task)
     return row_sheet("Overview", _overview_caption(matrix), fields, matrix.rows)
+
+
+def _kernel(row: Row) -> Cell:
+    if row.kernel_as_asked is False:
+        return Cell(row.kernel or text.MISSING, f"NOT {row.kernel_asked}", tone="bad")
+    slow = "slow path" in (row.kernel or "")
+    return Cell(row.kernel or text.MISSING, "SLOW PATH" if slow else "", tone="bad")
 
 
 def _overview_caption(matrix: Matrix) -> str:

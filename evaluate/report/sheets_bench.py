@@ -20,20 +20,23 @@ HITS: LevelField = (
 )
 
 
-def bench_sheet(matrix: Matrix, name: str, *, detailed: bool = False) -> Sheet:
+def bench_sheet(
+    matrix: Matrix, name: str, *, detailed: bool = False, intervals: bool = False
+) -> Sheet:
     """One line a variant and level, the variants of a level together.
 
     Args:
         matrix: What to show.
         name: The benchmark's, one of `matrix.benches`.
         detailed: Add further columns, for pages that are wide enough.
+        intervals: Add the ratios' 95 % intervals.
     """
     workload = matrix.benches[name]
     measured = [
         (row, cell) for row in matrix.rows for cell in row.bench_of(name, matrix.headline_bench)
     ]
     cells = [cell for _, cell in measured]
-    fields = _bench_fields(matrix, workload, cells, detailed=detailed)
+    fields = _bench_fields(matrix, workload, cells, detailed=detailed, intervals=intervals)
     lines = [
         Line(
             tuple(show(row, cell) for _, show in fields),
@@ -52,9 +55,21 @@ def bench_sheet(matrix: Matrix, name: str, *, detailed: bool = False) -> Sheet:
 
 
 def _bench_fields(
-    matrix: Matrix, workload: Workload, cells: Sequence[BenchRow], *, detailed: bool
+    matrix: Matrix,
+    workload: Workload,
+    cells: Sequence[BenchRow],
+    *,
+    detailed: bool,
+    intervals: bool,
 ) -> list[LevelField]:
     versus = f"vs {matrix.baseline}"
+    among = "; with its 95 % interval over the requests measured" if intervals else ""
+    over = "; with its 95 % interval over repeats" if intervals else ""
+
+    def ratio(value: float | None, interval: tuple[float, float] | None) -> Cell:
+        shown = text.ratio_interval(interval) if intervals else ""
+        return Cell(text.ratio(value), f"[{shown}]" if shown else "", joint=" ")
+
     few = "; 'max' marks the largest where requests are too few for p95"
     fields: list[LevelField] = [
         (
@@ -72,8 +87,10 @@ def _bench_fields(
             lambda _, c: Cell(text.percentile(c.ttft_ms_p95, c.ttft_ms_max)),
         ),
         (
-            Column(versus, "Ratio of the medians; below 1 is faster.", "TTFT ms", ratio=True),
-            lambda _, c: Cell(text.ratio(c.ratio.ttft)),
+            Column(
+                versus, f"Ratio of the medians; below 1 is faster{among}.", "TTFT ms", ratio=True
+            ),
+            lambda _, c: ratio(c.ratio.ttft, c.ratio.ttft_interval),
         ),
         (
             Column(
@@ -89,8 +106,10 @@ def _bench_fields(
             lambda _, c: Cell(text.percentile(c.tpot_ms_p95, c.tpot_ms_max)),
         ),
         (
-            Column(versus, "Ratio of the medians; below 1 is faster.", "TPOT ms", ratio=True),
-            lambda _, c: Cell(text.ratio(c.ratio.tpot)),
+            Column(
+                versus, f"Ratio of the medians; below 1 is faster{among}.", "TPOT ms", ratio=True
+            ),
+            lambda _, c: ratio(c.ratio.tpot, c.ratio.tpot_interval),
         ),
         (
             Column("all", "Output tokens of all requests over the whole measured time.", "tok/s"),
@@ -101,8 +120,8 @@ def _bench_fields(
             lambda _, c: Cell(text.figure(c.steady_tok_per_s)),
         ),
         (
-            Column(versus, "Ratio of 'all'; above 1 is faster.", "tok/s", ratio=True),
-            lambda _, c: Cell(text.ratio(c.ratio.output_tok_per_s)),
+            Column(versus, f"Ratio of 'all'; above 1 is faster{over}.", "tok/s", ratio=True),
+            lambda _, c: ratio(c.ratio.output_tok_per_s, c.ratio.output_tok_per_s_interval),
         ),
     ]
     if detailed:

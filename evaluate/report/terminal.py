@@ -97,8 +97,9 @@ def _levels(matrix: Matrix) -> str:
 
 def _remark(remark: Remark) -> RenderableType:
     line = Text()
-    line.append("- ", style=_REMARK_STYLES[remark.kind])
-    line.append(remark.line)
+    style = _REMARK_STYLES["failed" if remark.loud else remark.kind]
+    line.append("- ", style=style)
+    line.append(remark.line, style=style if remark.loud else "")
     return Padding(line, (0, 0, 0, 2))
 
 

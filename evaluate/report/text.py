@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 #: What stands for a figure that is not known.
@@ -34,6 +35,30 @@ def figure(value: float | None) -> str:
 def ratio(value: float | None, *, missing: str = MISSING) -> str:
     """Return a ratio to the baseline, `0.82x`."""
     return missing if value is None else f"{value:.2f}x"
+
+
+def ratio_interval(interval: tuple[float, float] | None) -> str:
+    """Return a ratio's interval, `0.79-0.86`; empty where there is none."""
+    return "" if interval is None else f"{interval[0]:.2f}-{interval[1]:.2f}"
+
+
+def percent(fraction: float | None) -> str:
+    """Return a fraction as percent with one decimal, without the sign."""
+    return MISSING if fraction is None else f"{100 * fraction:.1f}"
+
+
+def thousands(value: float | None) -> str:
+    """Return a large count in thousands, `254 K`, and a smaller one as it is."""
+    if value is None or value < 10_000:
+        return integer(value)
+    return f"{value / 1000:,.0f} K"
+
+
+def money(value: float | None) -> str:
+    """Return an amount with two decimals, below 0.1 with two significant digits, `0.0014`."""
+    if value is None or value <= 0:
+        return decimal(value, 2)
+    return decimal(value, max(2, 1 - math.floor(math.log10(value))))
 
 
 def size(value: int | None) -> str:

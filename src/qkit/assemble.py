@@ -7,18 +7,23 @@ from pathlib import Path
 
 from qkit.errors import InputError
 from qkit.evaluate import matrix as matrices
+from qkit.evaluate.derived import Price
 from qkit.evaluate.fidelity_scores import Scores, read_scores
 from qkit.evaluate.pairing import VariantInput
 from qkit.evaluate.report import csv_file, html, markdown, records_file
 from qkit.measurements import Measurement, Subject
 from qkit.quantize.methods import scheme_label
-from qkit.recipe import BASELINE, Variant
+from qkit.recipe import BASELINE, Recipe, Variant
 from qkit.store import RunStore
 from qkit.suites import BENCH_SUITE
 
 
 def load_matrix(
-    store: RunStore, *, allow_incomparable: bool = False, margin_points: float | None = None
+    store: RunStore,
+    *,
+    allow_incomparable: bool = False,
+    margin_points: float | None = None,
+    price: Price | None = None,
 ) -> matrices.Matrix:
     """Compute the matrix of a run from its stored files.
 
@@ -26,6 +31,7 @@ def load_matrix(
         store: The run.
         allow_incomparable: Compare what differs in hardware, versions or settings, and say so.
         margin_points: Loss in points that verdicts allow; None takes the recipe's.
+        price: What an hour of the machine costs; by default the recipe's, if it has one.
 
     Raises:
         InputError: The folder is not a run's, or a stored file cannot be read.
@@ -45,6 +51,25 @@ def load_matrix(
         margin_points=recipe.margin_points if margin_points is None else margin_points,
         references=recipe.references,
         headline_bench=recipe.bench[0].name if recipe.bench else BENCH_SUITE,
+        price=price or price_of(recipe),
+    )
+
+
+def price_of(
+    recipe: Recipe,
+    *,
+    per_hour: float | None = None,
+    currency: str | None = None,
+    tokens_per_request: float | None = None,
+) -> Price | None:
+    """Return the recipe's price with what is given in its place; None where neither has one."""
+    hourly = recipe.price_per_hour if per_hour is None else per_hour
+    if hourly is None:
+        return None
+    return Price(
+        per_hour=hourly,
+        currency=currency or recipe.currency,
+        tokens_per_request=tokens_per_request or recipe.tokens_per_request,
     )
 
 
@@ -97,6 +122,9 @@ def _input(store: RunStore, label: str, variant: Variant | None) -> VariantInput
         weight_bytes=subject.weight_bytes if subject else None,
         quantized_bytes=subject.quantized_bytes if subject else None,
         unquantized_bytes=subject.unquantized_bytes if subject else None,
+        predicted_bytes=subject.predicted_bytes if subject else None,
+        read_bytes=subject.read_bytes if subject else None,
+        kv_bytes_per_token=subject.kv_bytes_per_token if subject else None,
         scores=dict(_scores(store, measurements)),
     )
 

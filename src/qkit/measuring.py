@@ -104,6 +104,7 @@ def measure_cell(
             accuracy=accuracy,
             bench=bench,
             fidelity=fidelity,
+            memory=server.memory_use(),
         )
 
     match cell.settings:
@@ -146,6 +147,7 @@ def _bench(
         tokenizer_path=subject.path,
         max_model_len=server.record.max_model_len,
         on_progress=reporter.progress,
+        gpus=server.gpus,
         on_cell=on_cell,
         earlier=earlier,
     )

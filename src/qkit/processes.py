@@ -17,6 +17,8 @@ from pathlib import Path
 
 import psutil
 
+from qkit.measurements import MemoryUse
+
 GRACE_S = 10.0
 GUARD = Path(__file__).resolve().parent / "_guard.py"
 
@@ -48,6 +50,28 @@ def group_members(pgid: int) -> list[int]:
         except (ProcessLookupError, PermissionError):
             continue
     return members
+
+
+def memory_of_group(pgid: int) -> MemoryUse:
+    """Return what the processes of a group have taken.
+
+    The kernel keeps each process's largest resident set (VmHWM), so nothing has to be sampled
+    while something is measured.
+    """
+    peaks, shares = [], []
+    members = group_members(pgid)
+    for pid in members:
+        try:
+            status = Path(f"/proc/{pid}/status").read_text()
+            peaks.append(int(status.split("VmHWM:", 1)[1].split()[0]) * 1024)
+            shares.append(psutil.Process(pid).memory_full_info().pss)
+        except (OSError, IndexError, AttributeError, psutil.Error):
+            continue
+    return MemoryUse(
+        rss_peak_bytes=sum(peaks) if len(peaks) == len(members) and peaks else None,
+        pss_bytes=sum(shares) if len(shares) == len(members) and shares else None,
+        processes=len(members),
+    )
 
 
 def stop(process: subprocess.Popen[bytes], *, grace_s: float = GRACE_S) -> None:

@@ -192,6 +192,11 @@ class Recipe(Strict):
     repeat_baseline: bool = False
     #: Published scores that the matrix shows beside ours.
     references: tuple[PublishedScore, ...] = ()
+    #: What an hour of the machine costs, for the capacity table.
+    price_per_hour: float | None = Field(None, gt=0)
+    currency: str = Field("USD", min_length=1, max_length=8)
+    #: Output tokens of a request there; None takes the benchmark's own.
+    tokens_per_request: float | None = Field(None, gt=0)
 
     @field_validator("bench", mode="before")
     @classmethod

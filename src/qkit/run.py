@@ -40,7 +40,7 @@ from qkit.server import (
 )
 from qkit.smoke import smoke_check
 from qkit.store import RunStore, now, read_variant
-from qkit.subjects import subject_of
+from qkit.subjects import predict_bytes, subject_of
 from qkit.suites import AccuracySuite, BenchSuite, FidelitySuite
 from qkit.workloads import FromFile
 
@@ -317,11 +317,21 @@ class Job:
                 continue  # an older variant that may lie there is not what was asked for
             try:
                 subject = subject_of(group.label, self.model_dir(group.label))
+                subject = subject.model_copy(
+                    update={"predicted_bytes": self._predicted_bytes(group.label)}
+                )
             except QkitError as error:
                 self._failed(group.label, SERVE_STEP, error)
                 continue
             self.store.write_subject(subject)
             self._measure(subject, group)
+
+    def _predicted_bytes(self, label: str) -> int | None:
+        """Return what `qkit plan` predicts for a row's weights; None for folders made elsewhere."""
+        variants = {variant.label: variant for variant in self.recipe.variants}
+        if label in self.folders or (label != BASELINE and label not in variants):
+            return None
+        return predict_bytes(self.source, variants.get(label))
 
     def model_dir(self, label: str) -> Path:
         """Return the checkpoint folder of a row: the source for the baseline."""
@@ -433,11 +443,12 @@ class Job:
         )
 
     def _measure_key(self, cell: Cell, subject: Subject, spec: ServerSpec) -> str:
+        choice = kernel_choice(spec)
         return measure_key(
             cell=cell,
             variant_hash=subject.content_hash,
-            flags=(*flags_of(spec), *kernel_choice(spec)[0]),
-            variables={**variables_of(spec), **kernel_choice(spec)[1]},
+            flags=(*flags_of(spec), *choice.flags),
+            variables={**variables_of(spec), **dict(choice.variables)},
             environment=environments.find("serve", self.accelerator).fingerprint,
             hardware=self.hardware,
             harness=metadata.version("lm-eval") + _task_files(cell),
@@ -449,12 +460,13 @@ class Job:
         )
 
     def _answers_file(self, cell: Cell, subject: Subject, spec: ServerSpec) -> AnswersFile:
+        choice = kernel_choice(spec)
         return AnswersFile(
             path=self.store.scored_file(cell.label, cell.suite),
             key=answers_key(
                 variant_hash=subject.content_hash,
-                flags=(*flags_of(spec), *kernel_choice(spec)[0]),
-                variables={**variables_of(spec), **kernel_choice(spec)[1]},
+                flags=(*flags_of(spec), *choice.flags),
+                variables={**variables_of(spec), **dict(choice.variables)},
                 environment=environments.find("serve", self.accelerator).fingerprint,
                 hardware=self.hardware,
             ),

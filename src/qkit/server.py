@@ -23,9 +23,11 @@ from typing import Any
 from qkit import processes
 from qkit.errors import InputError, ServerError
 from qkit.hardware import Accelerator
-from qkit.measurements import ServerRecord
+from qkit.kernel_log import kernel_mismatch
+from qkit.kernel_switch import KernelChoice, choose_kernel, installed_vllm
+from qkit.measurements import MemoryUse, ServerRecord
 from qkit.recipe import Serve
-from qkit.server_log import failure_reason, kernel_mismatch, parse_log
+from qkit.server_log import failure_reason, parse_log
 from qkit.worker import worker_environment
 
 HOST = "127.0.0.1"
@@ -77,6 +79,7 @@ class RunningServer:
         base_url: For example "http://127.0.0.1:8000".
         model: Name to send as `model`.
         record: What is stored with measurements taken from it.
+        gpus: GPUs of this machine that it runs on; 0 where there are none or it was attached to.
     """
 
     base_url: str
@@ -84,6 +87,11 @@ class RunningServer:
     record: ServerRecord
     log: Path | None = None
     _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
+    gpus: int = 0
+
+    def memory_use(self) -> MemoryUse | None:
+        """Return what its processes have taken; None for an attached server."""
+        return None if self._process is None else processes.memory_of_group(self._process.pid)
 
     def is_alive(self) -> bool:
         """Tell whether its process runs; an attached server counts as running."""
@@ -122,7 +130,7 @@ def serve(
     spec.log.write_bytes(b"")
     flags = flags_of(spec)
     variables = variables_of(spec)
-    kernel_flags, kernel_variables = kernel_choice(spec)
+    choice = kernel_choice(spec)
     command = [
         str(spec.python),
         "-P",
@@ -137,11 +145,11 @@ def serve(
         "--port",
         str(port),
         *flags,
-        *kernel_flags,
+        *choice.flags,
     ]
     started = time.monotonic()
     process = processes.start(
-        command, log=spec.log, env={**worker_environment(), **variables, **kernel_variables}
+        command, log=spec.log, env={**worker_environment(), **variables, **dict(choice.variables)}
     )
     try:
         base_url = f"http://{HOST}:{port}"
@@ -167,9 +175,10 @@ def serve(
             kv_cache_bytes=facts.kv_cache_bytes,
             graph_memory_bytes=facts.graph_memory_bytes,
             startup_s=startup_s,
-            marks=facts.marks + ((mismatch,) if mismatch else ()),
+            marks=(*facts.marks, *(mark for mark in (choice.mark, mismatch) if mark)),
         )
-        yield RunningServer(base_url, spec.name, record, spec.log, process)
+        gpus = spec.serve.tensor_parallel_size if spec.accelerator == "cuda" else 0
+        yield RunningServer(base_url, spec.name, record, spec.log, process, gpus)
     finally:
         processes.stop(process)
 
@@ -262,24 +271,15 @@ def flags_of(spec: ServerSpec) -> list[str]:
     return flags + list(settings.args)
 
 
-def kernel_choice(spec: ServerSpec) -> tuple[list[str], dict[str, str]]:
-    """Return the flags and the variables that ask for a kernel, in the vLLM version's own way.
+def kernel_choice(spec: ServerSpec) -> KernelChoice:
+    """Return what asks for a variant's kernel, in the way of the environment's vLLM.
 
-    They differ between the variants of a run by design, so they are kept apart from `flags_of`
-    and `variables_of`, which must be the same for all.
+    It differs between the variants of a run by design, so it is kept apart from `flags_of` and
+    `variables_of`, which must be the same for all.
     """
     kernel = asked_kernel(spec)
-    if kernel == "auto":
-        return [], {}
-    if _has_linear_backend(spec.python):
-        return ["--linear-backend", kernel], {}
-    if kernel == "marlin":
-        # Before --linear-backend, preferring Marlin meant disabling what is preferred to it.
-        return [], {"VLLM_DISABLED_KERNELS": "MacheteLinearKernel,AllSparkLinearKernel"}
-    raise InputError(
-        f"this vLLM cannot be asked for kernel {kernel!r}: it has no --linear-backend",
-        where=spec.python,
-        fix="use `kernel: auto` or `kernel: marlin`, or the pinned vLLM (`qkit env create serve`)",
+    return (
+        KernelChoice() if kernel == "auto" else choose_kernel(kernel, installed_vllm(spec.python))
     )
 
 
@@ -294,12 +294,6 @@ def variables_of(spec: ServerSpec) -> dict[str, str]:
     if spec.accelerator == "cpu":
         variables["VLLM_CPU_KVCACHE_SPACE"] = str(spec.serve.kv_cache_gib)
     return {**variables, **spec.serve.env}
-
-
-def _has_linear_backend(python: Path) -> bool:
-    """Tell whether an environment's vLLM knows --linear-backend, without importing it."""
-    sources = python.parent.parent.glob("lib/python*/site-packages/vllm/config/kernel.py")
-    return any("linear_backend" in source.read_text(encoding="utf-8") for source in sources)
 
 
 # --------------------------------------------------------------------------------- ports and HTTP

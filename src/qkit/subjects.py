@@ -7,7 +7,14 @@ from pathlib import Path
 from qkit.errors import InputError
 from qkit.hashing import hash_checkpoint, hash_value
 from qkit.measurements import Subject
-from qkit.quantize.checkpoint import Checkpoint, inspect_checkpoint, split_bytes
+from qkit.quantize.checkpoint import (
+    EMBEDDINGS,
+    Checkpoint,
+    inspect_checkpoint,
+    split_bytes,
+)
+from qkit.quantize.estimate import kv_bytes_per_token, weight_bytes
+from qkit.recipe import Variant
 from qkit.store import VARIANT_FILE, read_variant
 
 
@@ -46,7 +53,14 @@ def subject_of(label: str, path: Path) -> Subject:
         weight_bytes=quantized + unquantized,
         quantized_bytes=quantized,
         unquantized_bytes=unquantized,
+        read_bytes=_read_bytes(checkpoint),
+        kv_bytes_per_token=_kv_bytes(checkpoint),
     )
+
+
+def predict_bytes(source: Path, variant: Variant | None) -> int:
+    """Return the weight bytes that `qkit plan` predicts for a variant; None is the source."""
+    return weight_bytes(inspect_checkpoint(source), variant).total
 
 
 def attached_subject(label: str, url: str, model: str, tokenizer: Path) -> Subject:
@@ -65,6 +79,23 @@ def attached_subject(label: str, url: str, model: str, tokenizer: Path) -> Subje
         scheme="as served",
         content_hash=f"attached:{hash_value([url, model])}",
     )
+
+
+def _read_bytes(checkpoint: Checkpoint) -> int:
+    """Return the bytes of weights one decoding step reads: all but what loaders leave out.
+
+    A token needs one row of an input embedding table of its own; tied embeddings are read as the
+    output head.
+    """
+    unread = checkpoint.redundant_head if checkpoint.tied else checkpoint.tensors.get(EMBEDDINGS)
+    return checkpoint.weight_bytes - (unread.bytes if unread else 0)
+
+
+def _kv_bytes(checkpoint: Checkpoint) -> int:
+    """Return the KV-cache bytes of one token, halved where the checkpoint asks for an FP8 cache."""
+    size = kv_bytes_per_token(checkpoint)
+    settings = checkpoint.config.get("quantization_config") or {}
+    return size // 2 if settings.get("kv_cache_scheme") else size
 
 
 def scheme_of(checkpoint: Checkpoint) -> str:

@@ -15,11 +15,13 @@ from qkit.measurements import (
     BenchResult,
     Distribution,
     FailureRecord,
+    GpuUse,
     Hardware,
     Measurement,
     RequestRecord,
     Sample,
     ServerRecord,
+    ServerSide,
     TaskScore,
     VariantRecord,
 )
@@ -351,6 +353,20 @@ W8A8_FIGURES = (
 )
 
 
+def server_side() -> ServerSide:
+    """What the server and its GPU did at one level."""
+    gpu = GpuUse(
+        count=1, utilisation_percent=97.1, power_w_mean=291.0, power_w_max=322.0,
+        energy_j=1802.0, memory_bytes_max=77_300_000_000,
+    )  # fmt: skip
+    return ServerSide(
+        duration_s=6.3, samples=12, scrape_ms=4.1, running_mean=15.2, running_max=16.0,
+        waiting_mean=0.1, waiting_max=1.0, kv_cache_usage_max=0.0086, prompt_tokens=32_768.0,
+        generation_tokens=8192.0, prefix_query_tokens=32_768.0, prefix_hit_tokens=0.0,
+        preemptions=0.0, draft_tokens=None, accepted_tokens=None, gpu=gpu,
+    )  # fmt: skip
+
+
 def scored_twice() -> Measurement:
     """The baseline's second score: three answers flipped."""
     return measurement(
@@ -373,6 +389,9 @@ def baseline(*, scored_again: bool = False) -> VariantInput:
         weight_bytes=15_231_233_024,
         quantized_bytes=0,
         unquantized_bytes=15_231_233_024,
+        predicted_bytes=15_231_233_024,
+        read_bytes=14_141_237_248,
+        kv_bytes_per_token=57_344,
     )
 
 
@@ -381,6 +400,9 @@ def quantized() -> tuple[VariantInput, ...]:
     awq = SERVER.model_copy(
         update={
             "kernels": ("MarlinLinearKernel",),
+            "kernel_asked": "marlin",
+            "kv_cache_bytes": 68_000_000_000,
+            "graph_memory_bytes": 560_000_000,
             "weight_bytes": 5_580_000_000,
             "kv_cache_tokens": 1_188_512,
             "max_concurrency": 290.2,
@@ -401,12 +423,14 @@ def quantized() -> tuple[VariantInput, ...]:
             "weight_bytes": 8_710_000_000,
             "kv_cache_tokens": 1_132_304,
             "max_concurrency": 276.4,
-            "marks": ("asked for marlin, but CutlassInt8ScaledMMLinearKernel ran",),
+            "kernel_asked": "marlin",
+            "marks": ("KERNEL: asked for marlin, ran CutlassInt8ScaledMMLinearKernel",),
         }
     )
     marked = list(both("awq", awq, AWQ_FIGURES, (31, 22)))
     cells = [bench_cell(level, *row) for level, row in zip(LEVELS, AWQ_FIGURES, strict=True)]
     cells[4] = bench_cell(16, *AWQ_FIGURES[4], marks=("client was busy 93 % of the time",))
+    cells[4] = cells[4].model_copy(update={"server": server_side()})
     marked[1] = measurement("awq", "bench", server=awq, bench=bench(cells))
     return (
         VariantInput(
@@ -414,6 +438,9 @@ def quantized() -> tuple[VariantInput, ...]:
             method="awq",
             scheme="W4A16_ASYM g128",
             record=record("awq", "W4A16_ASYM g128", 3_398_000_000, 2_180_000_000),
+            predicted_bytes=5_577_900_000,
+            read_bytes=4_488_000_000,
+            kv_bytes_per_token=57_344,
             measurements=tuple(marked),
         ),
         VariantInput(

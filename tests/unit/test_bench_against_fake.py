@@ -401,5 +401,5 @@ def test_every_figure_can_be_computed_again_from_the_stored_records(tokenizer: P
                 processes=cell.client_processes,
             ),
         )
-        assert again == cell
+        assert again == cell.model_copy(update={"server": None})
         assert cell.ttft_ms.p99 is not None or cell.failed

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 from golden import matrix_input as given
 
+from qkit.evaluate.derived import Price
 from qkit.evaluate.matrix import Matrix, Row, VariantInput, build_matrix
 from qkit.evaluate.report import csv_file
 from qkit.evaluate.report.sheets import sheets
-from qkit.measurements import CalibrationRecord, Measurement, Sample
+from qkit.measurements import CalibrationRecord, Measurement, MemoryUse, Sample
 
 
 def build(*variants: VariantInput, **options: Any) -> Matrix:
@@ -150,7 +151,8 @@ def test_a_level_or_figure_that_either_side_lacks_has_no_ratio() -> None:
     first, second = row.bench
     assert (first.ratio.tpot, first.ratio.output_tok_per_s) == (None, None)
     assert first.ratio.ttft == pytest.approx(30.0 / 38.2, rel=1e-5)
-    assert second.ratio.model_dump() == {"ttft": None, "tpot": None, "output_tok_per_s": None}
+    assert first.ratio.tpot_interval is None
+    assert set(second.ratio.model_dump().values()) == {None}
 
 
 OTHER_HARDWARE = given.HARDWARE.model_copy(update={"name": "NVIDIA A800-SXM4-40GB"})
@@ -461,6 +463,7 @@ def test_a_second_benchmark_has_its_own_levels_ratios_and_settings():
     assert [sheet.title for sheet in sheets(matrix)][1:] == [
         "Latency and throughput",
         "Latency and throughput: rag",
+        "Memory",
     ]
     lines = csv_file.render(matrix).splitlines()
     assert len(lines) == 1 + 2 * 2
@@ -497,3 +500,80 @@ def test_a_warning_of_calibration_data_is_told_once_for_all_it_concerns() -> Non
     )
     notes = [note for note in matrix.notes if "Calibration" in note]
     assert notes == ["Calibration of awq, gptq: all of it is Latin."]
+
+
+# ------------------------------------------------------------------------- derived: memory, roof
+
+
+def test_a_levels_roof_intervals_and_capacity_are_in_its_row() -> None:
+    price = Price(per_hour=15, currency="CNY", tokens_per_request=200)
+    matrix = build(given.baseline(), *given.quantized(), price=price)
+    loaded = row_of(matrix, "awq").bench[4]
+    assert loaded.tpot_floor_ms == pytest.approx(
+        1000 * (4_488_000_000 + 57_344 * 16 * (512 + 64)) / 2039e9, rel=1e-5
+    )
+    assert loaded.roofline_share == pytest.approx((loaded.tpot_floor_ms or 0) / 10.91, rel=1e-5)
+    low, high = loaded.ratio.tpot_interval or (0, 0)
+    assert low <= (loaded.ratio.tpot or 0) <= high
+    assert loaded.ratio.output_tok_per_s_interval is None, "there was one repeat"
+    assert loaded.capacity is not None
+    assert loaded.capacity.req_per_s == pytest.approx(1331 / 200)
+    assert loaded.server is not None
+    assert loaded.server.gpu_energy_j_per_output_token == pytest.approx(1802 / 8192, rel=1e-5)
+    assert row_of(matrix, "fp8").bench[4].tpot_floor_ms is None, "its bytes are not known"
+
+
+def test_a_card_nobody_knows_has_no_roof() -> None:
+    unknown = given.HARDWARE.model_copy(update={"name": "NVIDIA Z9000"})
+    measured = given.measurement(
+        "bf16", "bench", bench=given.sweep(given.BF16_FIGURES), hardware=unknown
+    )
+    (row,) = build(replace(given.baseline(), measurements=(measured,))).rows
+    assert row.bench[0].tpot_floor_ms is None
+
+
+def test_the_memory_account_holds_the_plan_against_what_was_measured() -> None:
+    (row,) = build(variant("awq", predicted_bytes=4_000, weight_bytes=None)).rows
+    assert row.memory is not None
+    assert row.memory.predicted_difference_percent == pytest.approx(
+        100 * (15_302_000_000 / 4_000 - 1), rel=1e-5
+    )
+    assert (row.memory.peak_bytes, row.memory.peak_source) == (None, None)
+
+
+def test_one_cards_part_is_not_held_against_the_whole_plan() -> None:
+    flags = ("--tensor-parallel-size", "2")
+    measured = changed(given.both("awq", given.SERVER, given.AWQ_FIGURES), flags=flags)
+    (row,) = build(variant("awq", *measured, predicted_bytes=4_000)).rows
+    assert row.memory is not None
+    assert row.memory.predicted_difference_percent is None
+
+
+def test_peak_memory_says_what_it_is_of() -> None:
+    use = MemoryUse(rss_peak_bytes=5_000, pss_bytes=3_000, processes=3)
+    measured = given.both("awq", given.SERVER, given.AWQ_FIGURES)
+    on_cpu = tuple(m.model_copy(update={"memory": use}) for m in measured)
+    (row,) = build(variant("awq", *on_cpu)).rows
+    assert row.memory is not None
+    assert (row.memory.peak_bytes, row.memory.peak_source, row.memory.pss_bytes) == (
+        5_000, "processes", 3_000,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("asked", "kernels", "as_asked"),
+    [
+        ("marlin", ("MarlinLinearKernel",), True),
+        ("marlin", ("MacheteLinearKernel",), False),
+        ("auto", ("MacheteLinearKernel",), None),
+        ("marlin", (), None),
+    ],
+)
+def test_a_row_says_whether_its_kernel_is_what_was_asked_for(
+    asked: str, kernels: tuple[str, ...], as_asked: bool | None
+) -> None:
+    measured = changed(
+        given.both("awq", given.SERVER, given.AWQ_FIGURES), kernels=kernels, kernel_asked=asked
+    )
+    (row,) = build(variant("awq", *measured)).rows
+    assert row.kernel_as_asked is as_asked

@@ -13,6 +13,7 @@ import pytest
 from golden import matrix_input as given
 from rich.console import Console
 
+from qkit.evaluate.derived import Price
 from qkit.evaluate.matrix import Matrix, VariantInput, build_matrix
 from qkit.evaluate.report import csv_file, html, markdown, terminal, text
 from qkit.measurements import BenchCell, BenchResult
@@ -254,6 +255,37 @@ def test_csv_survives_every_character() -> None:
     (base, *_, failed) = csv.DictReader(io.StringIO(csv_file.render(hostile_matrix())))
     assert base["run"] == failed["scheme"] == HOSTILE
     assert failed["reason"] == "quantize: " + " ".join(HOSTILE.split())
+
+
+def test_another_kernel_than_asked_for_is_loud_everywhere() -> None:
+    server = given.SERVER.model_copy(
+        update={
+            "kernels": ("MacheteLinearKernel",),
+            "kernel_asked": "marlin",
+            "marks": ("KERNEL: asked for marlin, ran MacheteLinearKernel",),
+        }
+    )
+    measurements = given.both("bf16", server, given.BF16_FIGURES)
+    matrix = build(replace(given.baseline(), measurements=measurements))
+    assert "NOT marlin" in shown(matrix)
+    page = html.render(matrix)
+    assert '<span class="sub bad">NOT marlin</span>' in page
+    assert '<li class="mark loud">' in page
+    assert "NOT marlin" in markdown.render(matrix)
+
+
+def test_intervals_are_where_there_is_room_and_capacity_where_there_is_a_price() -> None:
+    plain = build()
+    assert "Capacity" not in shown(plain)
+    assert "Capacity" in html.render(plain)
+    assert "CNY" not in html.render(plain)
+    priced = build(price=Price(per_hour=15, currency="CNY"))
+    assert "10,800 CNY a month" in shown(priced)
+    cell = plain.rows[1].bench[4]
+    interval = f"[{text.ratio_interval(cell.ratio.tpot_interval)}]"
+    assert interval in markdown.render(plain)
+    assert interval in html.render(plain)
+    assert interval not in shown(plain)
 
 
 # ------------------------------------------------------------------------------------------ HTML

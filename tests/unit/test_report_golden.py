@@ -16,6 +16,7 @@ import pytest
 from golden import matrix_input as given
 from rich.console import Console
 
+from qkit.evaluate.derived import Price
 from qkit.evaluate.matrix import Matrix, build_matrix
 from qkit.evaluate.report import csv_file, html, markdown, terminal
 
@@ -30,6 +31,7 @@ def golden_matrix() -> Matrix:
         baseline="bf16",
         variants=[given.baseline(scored_again=True), *given.quantized()],
         references=given.REFERENCES,
+        price=Price(per_hour=15, currency="CNY", tokens_per_request=200),
     )
 
 

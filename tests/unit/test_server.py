@@ -14,6 +14,7 @@ from fakes.vllm_process import executable
 
 from qkit import processes
 from qkit.errors import InputError, ServerError
+from qkit.kernel_switch import DISABLED, KernelChoice
 from qkit.recipe import Serve
 from qkit.server import (
     ServerSpec,
@@ -54,6 +55,9 @@ def test_a_server_is_started_read_and_gone_afterwards_with_its_children(tmp_path
         assert server.record.kernels == ("unquantized (bfloat16)",)
         assert server.record.kv_cache_tokens == 524288
         assert server.record.startup_s > 0
+        memory = server.memory_use()
+        assert memory.processes > 1
+        assert memory.rss_peak_bytes >= memory.pss_bytes > 0
     assert processes.group_members(group) == []
     assert "--host 127.0.0.1" in (tmp_path / "server.log").read_text()
 
@@ -153,30 +157,53 @@ def test_marlin_is_asked_for_where_it_is_the_kernel_to_want(tmp_path, method, ca
 
 
 def test_nothing_is_asked_for_on_a_cpu(tmp_path):
-    assert kernel_choice(spec_of(tmp_path)) == ([], {})
+    assert kernel_choice(spec_of(tmp_path)) == KernelChoice()
 
 
-def environment_with(folder, source):
-    python = folder / "env" / "bin" / "python"
-    config = folder / "env" / "lib" / "python3.11" / "site-packages" / "vllm" / "config"
-    config.mkdir(parents=True)
-    (config / "kernel.py").write_text(source)
+def environment_with(folder, version, arguments="", variables=""):
+    """A serve environment whose interpreter finds a vLLM of a few lines."""
+    site = folder / "site"
+    (site / "vllm" / "engine").mkdir(parents=True)
+    (site / "vllm" / "__init__.py").write_text("raise RuntimeError('it must not be imported')")
+    (site / "vllm" / "engine" / "arg_utils.py").write_text(arguments)
+    (site / "vllm" / "envs.py").write_text(variables)
+    (site / f"vllm-{version}.dist-info").mkdir()
+    metadata = f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n"
+    (site / f"vllm-{version}.dist-info" / "METADATA").write_text(metadata)
+    python = folder / "python"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={site} exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
     return python
 
 
 def test_each_vllm_is_asked_in_its_own_way(tmp_path):
-    new = spec_of(
-        tmp_path, accelerator="cuda",
-        python=environment_with(tmp_path / "new", "linear_backend: str"),
-    )  # fmt: skip
-    assert kernel_choice(new) == (["--linear-backend", "marlin"], {})
-    old = spec_of(tmp_path, accelerator="cuda", python=environment_with(tmp_path / "old", ""))
-    flags, variables = kernel_choice(old)
-    assert flags == []
-    assert "MacheteLinearKernel" in variables["VLLM_DISABLED_KERNELS"]
-    other = spec_of(tmp_path, accelerator="cuda", python=old.python, serve=Serve(kernel="exllama"))
-    with pytest.raises(InputError, match="cannot be asked for kernel 'exllama'"):
-        kernel_choice(other)
+    def choice(folder, kernel="marlin", **vllm):
+        python = environment_with(tmp_path / folder, **vllm)
+        serve_settings = Serve(kernel=kernel)
+        return kernel_choice(
+            spec_of(tmp_path, accelerator="cuda", python=python, serve=serve_settings)
+        )
+
+    new = {"version": "0.33.0", "arguments": '"--linear-backend"', "variables": DISABLED}
+    assert choice("new", **new) == KernelChoice(flags=("--linear-backend", "marlin"))
+    old = {"version": "0.9.2", "variables": DISABLED}
+    (variable,) = choice("old", **old).variables
+    assert variable[0] == DISABLED
+    assert "MacheteLinearKernel" in variable[1]
+    assert "MarlinLinearKernel" not in variable[1]
+    (variable,) = choice("exllama", "exllama", **old).variables
+    assert "MarlinLinearKernel" in variable[1]
+    assert "ExllamaLinearKernel" not in variable[1]
+    assert choice("oldest", version="0.6.0") == KernelChoice()
+    mark = choice("none", "triton", **old).mark
+    assert mark == "KERNEL: vLLM 0.9.2 has no switch for 'triton'; it chose the kernel itself"
+    assert choice("oldest-exllama", "exllama", version="0.6.0").mark.startswith("KERNEL:")
+
+
+def test_an_interpreter_that_cannot_run_is_a_clear_error(tmp_path):
+    spec = spec_of(tmp_path, accelerator="cuda")
+    with pytest.raises(ServerError, match="cannot be asked for its vLLM"):
+        kernel_choice(spec)
 
 
 def test_flags_and_variables_are_the_same_for_all_variants_of_a_run(tmp_path):

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from qkit.server_log import GIB, failure_reason, kernel_mismatch, parse_log
+from qkit.kernel_log import KERNEL_LINES, LOUD, kernel_mismatch
+from qkit.server_log import GIB, failure_reason, parse_log
 
 LOGS = Path(__file__).parents[1] / "golden" / "logs"
 
@@ -18,6 +19,24 @@ def log(name):
     [
         ("v0.6-cuda-awq-marlin", ("awq_marlin",), "awq_marlin"),
         ("v0.6-cuda-awq-slow", ("AWQ GEMM (slow path)",), "awq"),
+        ("v0.6-cuda-awq-forced", ("AWQ GEMM (slow path)",), "awq"),
+        ("v0.18-cuda-awq-forced", ("AWQ GEMM (slow path)",), "awq"),
+        ("v0.6.0-cuda-gptq-marlin", ("gptq_marlin",), "gptq_marlin"),
+        ("v0.6-cuda-w4a16-machete", ("MacheteLinearKernel",), "compressed-tensors"),
+        ("v0.7-cuda-int8-cutlass", ("CutlassScaledMMLinearKernel",), "compressed-tensors"),
+        ("v0.9-cuda-w8a16-allspark", ("AllSparkLinearKernel",), "gptq_marlin"),
+        ("v0.9-cuda-gptq-exllama", ("ExllamaLinearKernel",), "compressed-tensors"),
+        ("v0.9-cuda-awq-layer-fallback", ("awq_marlin", "AWQ GEMM (slow path)"), "awq_marlin"),
+        ("v0.14-cuda-fp8-unnamed", (), "compressed-tensors"),
+        ("v0.18-cuda-fp8-cutlass", ("CutlassFP8ScaledMMLinearKernel",), "compressed-tensors"),
+        ("v0.18-cuda-int8-triton", ("TritonInt8ScaledMMLinearKernel",), "compressed-tensors"),
+        ("v0.22-cuda-awq", ("MarlinLinearKernel",), "awq_marlin"),
+        ("v0.33-cuda-w4a16-marlin", ("MarlinLinearKernel",), "compressed-tensors"),
+        ("v0.33-cuda-fp8-marlin", ("MarlinFP8ScaledMMLinearKernel",), "compressed-tensors"),
+        ("v0.33-cuda-fp8-block", ("TritonFp8BlockScaledMMKernel",), "compressed-tensors"),
+        ("v0.33-cuda-int8-cutlass", ("CutlassInt8ScaledMMLinearKernel",), "compressed-tensors"),
+        ("v0.32-cpu-w4a16", ("CPUWNA16LinearKernel",), "compressed-tensors"),
+        ("v0.32-cpu-fp8", ("ChannelWiseTorchFP8ScaledMMLinearKernel",), "compressed-tensors"),
         ("v0.9-cuda-fp8-a800", ("MarlinFP8 (weight-only)",), "compressed-tensors"),
         ("v0.33-cuda-w4a16-machete", ("MacheteLinearKernel",), "compressed-tensors"),
         ("v0.32-cpu-int8", ("CPUInt8ScaledMMLinearKernel",), "compressed-tensors"),
@@ -33,6 +52,9 @@ def test_the_kernel_that_ran_is_read(name, kernels, quantization):
     ("name", "weights_gib", "tokens", "concurrency", "cache_gib", "graphs_gib"),
     [
         ("v0.6-cuda-awq-marlin", 1.9551, 50233 * 16, 196.22, None, 0.22),
+        ("v0.6.0-cuda-gptq-marlin", 5.1932, 60211 * 16, None, None, None),
+        ("v0.7-cuda-int8-cutlass", 8.1145, 72083 * 16, 281.57, 61.59, 0.21),
+        ("v0.18-cuda-fp8-cutlass", 8.12, 1136736, 277.52, 60.71, 0),
         ("v0.9-cuda-fp8-a800", 8.118, 1159616, 141.55, 61.93, 0.52),
         ("v0.33-cuda-w4a16-machete", 5.2, 1181760, 144.26, 63.11, 0.61),
         ("v0.32-cpu-bf16", None, 524288, 512.0, None, None),
@@ -80,6 +102,7 @@ def test_the_servers_own_reason_is_the_root_cause():
         ("marlin", ("awq_marlin",), False),
         ("marlin", ("MarlinFP8 (weight-only)",), False),
         ("marlin", ("MacheteLinearKernel",), True),
+        ("exllama", ("AllSparkLinearKernel",), True),
         ("marlin", ("AWQ GEMM (slow path)",), True),
         ("auto", ("MacheteLinearKernel",), False),
         ("marlin", (), False),
@@ -89,9 +112,62 @@ def test_another_kernel_than_asked_for_is_a_loud_mark(asked, kernels, marked):
     mark = kernel_mismatch(asked, kernels)
     assert (mark is not None) == marked
     if mark:
-        assert mark.startswith("KERNEL: asked for marlin, ran ")
+        assert mark.startswith(f"KERNEL: asked for {asked}, ran ")
+
+
+@pytest.mark.parametrize("asked", ["flashinfer_cutlass", "FlashInfer_Cutlass"])
+def test_a_family_of_two_words_is_recognised(asked):
+    assert kernel_mismatch(asked, ("FlashInferCutlassMxfp8LinearKernel",)) is None
+    assert kernel_mismatch(asked, ("CutlassFP8ScaledMMLinearKernel",)) is not None
+
+
+def test_every_line_of_the_table_is_in_a_log():
+    texts = [path.read_text() for path in LOGS.glob("*.log")]
+    elsewhere = ("dequantize", "gptq_bitblas", "gptq quantization")
+    for line in KERNEL_LINES:
+        if not any(words in line.pattern.pattern for words in elsewhere):
+            assert any(line.pattern.search(text) for text in texts), line.pattern.pattern
+
+
+def test_a_method_that_the_table_has_no_log_of_is_read_too():
+    text = "Using dequantize + batch-invariant matmul for CompressedTensorsWNA16"
+    assert parse_log(text).kernels == ("dequantize + batch-invariant matmul",)
+    assert parse_log("Using gptq_bitblas kernel.").kernels == ("gptq_bitblas",)
+    text = "gptq quantization is not fully optimized yet. The speed can be slower than"
+    assert parse_log(text).kernels == ("GPTQ Exllama (slow path)",)
+
+
+@pytest.mark.parametrize("name", ["v0.6-cuda-awq-forced", "v0.18-cuda-awq-forced"])
+def test_a_flag_that_forces_the_slow_path_is_a_loud_mark(name):
+    (mark,) = parse_log(log(name)).marks
+    assert mark.startswith(f"{LOUD} --quantization awq forces vLLM's slow awq path")
+    assert "awq_marlin" in mark
+
+
+@pytest.mark.parametrize("name", ["v0.6-cuda-awq-slow", "v0.9-cuda-awq-layer-fallback"])
+def test_a_slow_path_is_a_loud_mark(name):
+    (mark,) = parse_log(log(name)).marks
+    assert mark.startswith(f"{LOUD} AWQ GEMM (slow path) ran")
+
+
+@pytest.mark.parametrize("name", ["v0.9-cuda-fp8-a800", "v0.33-cuda-fp8-marlin"])
+def test_weight_only_fp8_is_told_apart(name):
+    (mark,) = parse_log(log(name)).marks
+    assert mark.startswith("FP8 weight-only")
+
+
+def test_a_version_that_names_no_kernel_says_so():
+    assert parse_log(log("v0.14-cuda-fp8-unnamed")).marks == (
+        "this vLLM's log does not name the linear kernel",
+    )
+
+
+def test_plain_awq_on_a_cpu_is_no_slow_path():
+    text = "quantization=awq\n[cpu_worker.py:12] ready\n"
+    assert parse_log(text).kernels == ()
 
 
 def test_a_backend_without_a_kernel_for_the_layer_is_marked():
-    text = "--linear-backend=marlin has no kernel for this linear layer type; using automatic"
-    assert len(parse_log(text).marks) == 1
+    facts = parse_log(log("v0.33-cuda-int8-cutlass"))
+    assert len(facts.marks) == 1
+    assert "no marlin kernel" in facts.marks[0]

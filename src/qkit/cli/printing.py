@@ -6,6 +6,7 @@ import click
 from rich.console import Console
 
 from qkit.assemble import load_matrix, write_matrix
+from qkit.evaluate.derived import Price
 from qkit.evaluate.report import terminal
 from qkit.store import RunStore
 
@@ -20,10 +21,16 @@ def table_console() -> Console:
 
 
 def show_matrix(
-    store: RunStore, *, allow_incomparable: bool = False, margin_points: float | None = None
+    store: RunStore,
+    *,
+    allow_incomparable: bool = False,
+    margin_points: float | None = None,
+    price: Price | None = None,
 ) -> None:
     """Compute a run's matrix, write its files and print its table."""
-    matrix = load_matrix(store, allow_incomparable=allow_incomparable, margin_points=margin_points)
+    matrix = load_matrix(
+        store, allow_incomparable=allow_incomparable, margin_points=margin_points, price=price
+    )
     write_matrix(store, matrix)
     console = table_console()
     console.print(terminal.render(matrix, width=console.width))

@@ -21,7 +21,8 @@ from qkit.measurements.bench import (
     SteadyWindow,
 )
 from qkit.measurements.fidelity import FidelityResult
-from qkit.measurements.servers import ServerRecord
+from qkit.measurements.server_side import GpuUse, ServerSample, ServerSide
+from qkit.measurements.servers import MemoryUse, ServerRecord
 from qkit.measurements.variants import CalibrationRecord, Subject, VariantRecord
 
 __all__ = [
@@ -35,13 +36,17 @@ __all__ = [
     "FailureRecord",
     "FidelityResult",
     "Goodput",
+    "GpuUse",
     "Hardware",
     "LoadSearch",
     "Measurement",
+    "MemoryUse",
     "Repeat",
     "RequestRecord",
     "Sample",
     "ServerRecord",
+    "ServerSample",
+    "ServerSide",
     "SteadyWindow",
     "Stored",
     "Subject",
@@ -66,6 +71,8 @@ class Measurement(Stored):
     accuracy: AccuracyResult | None = None
     bench: BenchResult | None = None
     fidelity: FidelityResult | None = None
+    #: What the server's processes had taken when the suite was done; None for attached servers.
+    memory: MemoryUse | None = None
 
 
 class FailureRecord(Stored):

@@ -6,6 +6,7 @@ from typing import Literal
 
 from qkit.levels import Level
 from qkit.measurements.base import Stored
+from qkit.measurements.server_side import ServerSide
 
 
 class RequestRecord(Stored):
@@ -136,6 +137,8 @@ class BenchCell(Stored):
     #: Prefix-cache hits (tokens) the server counted during the cell.
     prefix_hit_tokens: float | None
     preemptions: float | None
+    #: What the server and its GPUs did meanwhile.
+    server: ServerSide | None = None
     #: Largest delay of the client's own event loop, of the process that was worst.
     client_lag_ms_max: float
     client_lag_ms_p99: float

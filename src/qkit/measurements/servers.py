@@ -32,3 +32,13 @@ class ServerRecord(Stored):
     graph_memory_bytes: int | None = None
     startup_s: float | None = None
     marks: tuple[str, ...] = ()
+
+
+class MemoryUse(Stored):
+    """Memory of a server's processes. vLLM fills what it is given, so it is no saving."""
+
+    #: Sum of every process's largest resident set so far; pages that they share count repeatedly.
+    rss_peak_bytes: int | None
+    #: Proportional set size when measured: shared pages count once.
+    pss_bytes: int | None
+    processes: int

@@ -95,3 +95,9 @@ class Subject(Stored):
     weight_bytes: int | None = None
     quantized_bytes: int | None = None
     unquantized_bytes: int | None = None
+    #: What `qkit plan` predicts for `weight_bytes`; None for checkpoints that are not planned.
+    predicted_bytes: int | None = None
+    #: Weights read for one decoding step.
+    read_bytes: int | None = None
+    #: KV-cache bytes of one token on all cards together, as the checkpoint itself asks for.
+    kv_bytes_per_token: int | None = None
