@@ -16,9 +16,9 @@ from qkit.evaluate.cell_plan import CellPlanner
 from qkit.evaluate.clients import Clients, split
 from qkit.evaluate.load import Load
 from qkit.evaluate.load_search import RATE_RATIO_MIN, bracket, conclude, next_level
-from qkit.evaluate.prompts import load_vocabulary
 from qkit.evaluate.repeats import half_width_percent, interval_95, is_enough
 from qkit.evaluate.schedule import arrival_times, ramp_delays
+from qkit.evaluate.workloads.vocabulary import load_vocabulary
 from qkit.levels import Level, names
 from qkit.suites import BenchSuite
 
