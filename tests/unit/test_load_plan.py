@@ -116,7 +116,8 @@ def test_an_open_loop_sends_for_its_duration(vocabulary) -> None:  # type: ignor
     slow, fast = (planner.prompts(level, 0) for level in suite.levels)
     assert (len(slow.measured), len(fast.measured)) == (5, 80)
     assert (len(slow.warmup), len(fast.warmup)) == (2, 60)
-    load = planner.load(suite.levels[1], 0, "url", tuple((b"x",) for _ in fast.measured))
+    bodies = tuple((b"x",) for _ in fast.measured)
+    load = planner.load(suite.levels[1], 0, "url", fast.measured, bodies)
     assert (load.concurrency, load.due_s[:3]) == (None, (0.0, 0.05, 0.1))
 
 
