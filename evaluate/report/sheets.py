@@ -50,6 +50,15 @@ def _bench_sheet(matrix: Matrix, name: str, *, detailed: bool) -> Sheet:
     return bench_sheet(matrix, name, detailed=detailed)
 
 
+def score_sheets(matrix: Matrix) -> tuple[Sheet, ...]:
+    """Return the sheets of a matrix that holds nothing but scores."""
+    fields: list[RowField] = [(VARIANT, lambda row: Cell(row.variant))]
+    for task in tasks(matrix):
+        fields += score_fields(matrix, task)
+    scores = row_sheet("Scores", _task_caption(matrix), fields, matrix.rows)
+    return (scores, *accuracy_sheets(matrix))
+
+
 def accuracy_sheets(matrix: Matrix, *, detailed: bool = False) -> tuple[Sheet, ...]:
     """Return each task's sheet, the parts of groups, and the published scores."""
     found: list[Sheet | None] = []
@@ -104,7 +113,12 @@ def overview(matrix: Matrix) -> Sheet:
 
 
 def _overview_caption(matrix: Matrix) -> str:
-    parts = [f"weights: {_WEIGHT_SOURCES[matrix.weight_source]}"]
+    weights = f"weights: {_WEIGHT_SOURCES[matrix.weight_source]}"
+    return "; ".join(filter(None, (weights, _task_caption(matrix))))
+
+
+def _task_caption(matrix: Matrix) -> str:
+    parts = []
     for task in tasks(matrix):
         counts = [row.accuracy[task].n for row in matrix.rows if task in row.accuracy]
         lowest, highest = text.integer(min(counts)), text.integer(max(counts))
