@@ -39,6 +39,7 @@ def run_accuracy(
     max_model_len: int | None,
     data: Path | None = None,
     concurrency: int = START,
+    backwards: bool = False,
     scored: ScoredAnswers | None = None,
     on_progress: OnProgress | None = None,
 ) -> AccuracyResult:
@@ -55,6 +56,7 @@ def run_accuracy(
         max_model_len: Served length in tokens; None asks the server.
         data: Folder of hub data sets in their own layout.
         concurrency: Requests in flight at first; their number follows the server's load.
+        backwards: Ask the other way round, so that other questions share a batch.
         scored: Answers an interrupted attempt left, and where new ones are kept.
         on_progress: Called after every request with those finished and all known so far.
 
@@ -84,6 +86,7 @@ def run_accuracy(
         truncate=suite.truncate,
         scored=scored,
         concurrency=concurrency,
+        backwards=backwards,
         seed=suite.seed,
         on_progress=on_progress,
     )

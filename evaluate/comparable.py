@@ -146,11 +146,15 @@ def unknown_fields(baseline: AccuracyResult, variant: AccuracyResult) -> tuple[s
     checks = [
         ("tokenizer hash", baseline.tokenizer_hash, variant.tokenizer_hash),
         ("BOS", baseline.add_bos_token, variant.add_bos_token),
-        ("task hash", baseline.scores[0].config_hash if baseline.scores else None, True),
+        ("task hash", _any_hash(baseline), _any_hash(variant)),
     ]
     if baseline.chat_template and variant.chat_template:
         checks.append(("template hash", baseline.template_hash, variant.template_hash))
     return tuple(name for name, before, after in checks if not _recorded(before, after))
+
+
+def _any_hash(result: AccuracyResult) -> str | None:
+    return next((score.config_hash for score in result.scores if score.config_hash), None)
 
 
 def _task_differences(baseline: AccuracyResult, variant: AccuracyResult) -> list[str]:

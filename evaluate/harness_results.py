@@ -159,8 +159,8 @@ def samples_of(
                 Sample(
                     task=name,
                     doc_hash=entry["doc_hash"],
-                    value=_value(entry[metric[0]], aggregate, metric[0]),
-                    weight=_weight(entry[metric[0]]),
+                    value=sample_value(entry[metric[0]], metric[0], aggregate),
+                    weight=sample_weight(entry[metric[0]]),
                     loglikelihoods=() if generates else _loglikelihoods(entry["filtered_resps"]),
                     target=str(entry["target"]),
                     prompt_hash=entry["prompt_hash"],
@@ -180,19 +180,32 @@ def _text(responses: Any) -> str:
     return str(responses)
 
 
-def _value(raw: Any, aggregate: Any, metric: str) -> float:
-    """Return a document's own value; lm-eval keeps perplexities as log-likelihoods."""
-    is_value = isinstance(raw, (bool, int, float)) and not is_perplexity(metric)
-    return float(raw) if is_value else float(aggregate([raw]))
+def sample_value(raw: Any, metric: str, aggregate: Any = None) -> float:
+    """Return a document's own value; lm-eval keeps perplexities as log-likelihoods.
+
+    Args:
+        raw: What lm-eval logged: a number, or a sum and its weight.
+        metric: Its name.
+        aggregate: lm-eval's function from all documents to the score, for other kinds of values.
+
+    Raises:
+        ValueError: The value is of another kind and there is no function.
+    """
+    if is_perplexity(metric):
+        total, weight = raw if isinstance(raw, (tuple, list)) else (raw, 1.0)
+        return math.exp(-total / weight)
+    if isinstance(raw, (bool, int, float)):
+        return float(raw)
+    if aggregate is None:
+        raise ValueError(f"a value of {metric!r} is no number")
+    return float(aggregate([raw]))
 
 
-def _weight(raw: Any) -> float:
+def sample_weight(raw: Any) -> float:
     """Return how much a document counts: lm-eval keeps perplexities as (sum, weight)."""
-    return float(raw[1]) if isinstance(raw, (tuple, list)) and _is_number(raw[-1]) else 1.0
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and value > 0
+    pair = isinstance(raw, (tuple, list)) and len(raw) == 2
+    weight = raw[1] if pair else 1.0
+    return float(weight) if isinstance(weight, (int, float)) and weight > 0 else 1.0
 
 
 def _loglikelihoods(responses: Sequence[Any]) -> tuple[float, ...]:

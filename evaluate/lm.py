@@ -90,6 +90,7 @@ class ServedLM(TemplateLM):  # type: ignore[misc]
         truncate: Cut prompts over the served length at their beginning.
         scored: Answers that are there already, and where new ones are kept.
         concurrency: Requests in flight at first; their number follows the server's load.
+        backwards: Send requests the other way round, so that other ones share a batch.
         timeout_s: Seconds of silence after which a request has failed.
         seed: Seed of generation with a temperature above 0.
         on_progress: Called after every request with those finished and all known so far.
@@ -116,6 +117,7 @@ class ServedLM(TemplateLM):  # type: ignore[misc]
         truncate: bool = False,
         scored: ScoredAnswers | None = None,
         concurrency: int = START,
+        backwards: bool = False,
         timeout_s: float = 600.0,
         seed: int = 0,
         on_progress: OnProgress | None = None,
@@ -129,6 +131,7 @@ class ServedLM(TemplateLM):  # type: ignore[misc]
         self._truncate = truncate
         self._scored = scored
         self._seed = seed
+        self._backwards = backwards
         self._on_progress = on_progress
         self._done = self._total = 0
         self._client = ScoringClient(
@@ -376,7 +379,12 @@ class ServedLM(TemplateLM):  # type: ignore[misc]
 
         async def run() -> None:
             async with self._client as client:
-                await client.answer_all(to_send, block_size=self._served.block_size, on_answer=keep)
+                await client.answer_all(
+                    to_send,
+                    block_size=self._served.block_size,
+                    backwards=self._backwards,
+                    on_answer=keep,
+                )
 
         if to_send:
             asyncio.run(run())

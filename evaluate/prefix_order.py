@@ -69,12 +69,20 @@ class PrefixScheduler:
         prompts: Token ids of each request's prompt; None for a request that neither waits nor is
             waited for.
         block_size: Tokens in a block of the server's cache.
+        backwards: Take them the other way round, so that other requests share a batch.
     """
 
-    def __init__(self, prompts: Sequence[Tokens | None], block_size: int) -> None:
+    def __init__(
+        self, prompts: Sequence[Tokens | None], block_size: int, *, backwards: bool = False
+    ) -> None:
         trie = BlockTrie(block_size)
         self._paths = [() if prompt is None else trie.add(prompt) for prompt in prompts]
-        self._order = sorted(range(len(prompts)), key=lambda i: tuple(prompts[i] or ()))
+        numbers = range(len(prompts))
+        self._order = sorted(
+            reversed(numbers) if backwards else numbers,
+            key=lambda i: tuple(prompts[i] or ()),
+            reverse=backwards,
+        )
         self._ready = list(range(len(prompts)))  # ranks in `_order`, a heap
         self._owner: dict[int, int] = {}  # block being computed -> request that computes it
         self._computed: set[int] = set()

@@ -141,6 +141,7 @@ class ScoringClient:
         requests: Sequence[Request],
         *,
         block_size: int = DEFAULT_BLOCK_SIZE,
+        backwards: bool = False,
         on_answer: Callable[[int, Answer], None],
     ) -> None:
         """Answer requests, several at a time, in an order that shares prefixes.
@@ -148,6 +149,7 @@ class ScoringClient:
         Args:
             requests: What to send.
             block_size: Tokens in a block of the server's prefix cache.
+            backwards: Send them the other way round.
             on_answer: Called with a request's index and its answer as soon as it is there.
 
         Raises:
@@ -157,7 +159,9 @@ class ScoringClient:
         """
         # vLLM does not read its prefix cache for prompt log-probabilities, so those do not wait.
         scheduler = PrefixScheduler(
-            [None if isinstance(r, PromptRequest) else r.prompt for r in requests], block_size
+            [None if isinstance(r, PromptRequest) else r.prompt for r in requests],
+            block_size,
+            backwards=backwards,
         )
         before = await scrape(self._session, self.base_url)
         running: dict[asyncio.Task[Answer], int] = {}

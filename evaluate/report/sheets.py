@@ -61,6 +61,15 @@ def _bench_sheet(matrix: Matrix, name: str, *, detailed: bool, intervals: bool) 
     return bench_sheet(matrix, name, detailed=detailed, intervals=intervals)
 
 
+def score_sheets(matrix: Matrix) -> tuple[Sheet, ...]:
+    """Return the sheets of a matrix that holds nothing but scores."""
+    fields: list[RowField] = [(VARIANT, lambda row: Cell(row.variant))]
+    for task in tasks(matrix):
+        fields += score_fields(matrix, task)
+    scores = row_sheet("Scores", _task_caption(matrix), fields, matrix.rows)
+    return (scores, *accuracy_sheets(matrix))
+
+
 def accuracy_sheets(matrix: Matrix, *, detailed: bool = False) -> tuple[Sheet, ...]:
     """Return each task's sheet, the parts of groups, and the published scores."""
     found: list[Sheet | None] = []
@@ -122,7 +131,12 @@ def _kernel(row: Row) -> Cell:
 
 
 def _overview_caption(matrix: Matrix) -> str:
-    parts = [f"weights: {_WEIGHT_SOURCES[matrix.weight_source]}"]
+    weights = f"weights: {_WEIGHT_SOURCES[matrix.weight_source]}"
+    return "; ".join(filter(None, (weights, _task_caption(matrix))))
+
+
+def _task_caption(matrix: Matrix) -> str:
+    parts = []
     for task in tasks(matrix):
         counts = [row.accuracy[task].n for row in matrix.rows if task in row.accuracy]
         lowest, highest = text.integer(min(counts)), text.integer(max(counts))

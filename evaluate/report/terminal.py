@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from rich import box
@@ -23,7 +24,7 @@ from qkit.evaluate.report.sheet import (
     Tone,
     opens_group,
 )
-from qkit.evaluate.report.sheets import sheets
+from qkit.evaluate.report.sheets import score_sheets, sheets
 
 #: Columns of a terminal whose width is not known; what the layout is made for.
 DEFAULT_WIDTH = 100
@@ -46,18 +47,33 @@ def render(matrix: Matrix, width: int | None = None) -> Group:
         width: Columns of the terminal; 100 where it is not known.
     """
     parts: list[RenderableType] = [_heading(matrix)]
-    room = width or DEFAULT_WIDTH
-    for sheet in sheets(matrix):
+    parts += _tables(sheets(matrix), width or DEFAULT_WIDTH)
+    parts.append(Text(_reading_aid(matrix), style="dim"))
+    return Group(*parts, *_remarks(matrix))
+
+
+def render_scores(matrix: Matrix, width: int | None = None) -> Group:
+    """Return a matrix that holds nothing but scores, as `qkit compare` makes it."""
+    parts: list[RenderableType] = [Text(matrix.run, style="bold")]
+    parts += _tables(score_sheets(matrix), width or DEFAULT_WIDTH)
+    return Group(*parts, *_remarks(matrix))
+
+
+def _tables(shown: Iterable[Sheet], room: int) -> list[RenderableType]:
+    """Lay out sheets, one below the other."""
+    parts: list[RenderableType] = []
+    for sheet in shown:
         grid = _grid(sheet)
         fits = grid.width(min(GAPS)) <= room
         for part in (grid,) if fits else map(_grid, _split(sheet)):
             gap = next((gap for gap in GAPS if part.width(gap) <= room), min(GAPS))
             parts += [Text(), _title(part.sheet), _table(part, gap)]
-    parts.append(Text(_reading_aid(matrix), style="dim"))
+    return parts
+
+
+def _remarks(matrix: Matrix) -> list[RenderableType]:
     found = remarks(matrix)
-    if found:
-        parts += [Text(), Text("Remarks", style="bold"), *map(_remark, found)]
-    return Group(*parts)
+    return [Text(), Text("Remarks", style="bold"), *map(_remark, found)] if found else []
 
 
 # ----------------------------------------------------------------------------------------- text

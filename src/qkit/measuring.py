@@ -20,6 +20,7 @@ from qkit.measurements import (
     Subject,
 )
 from qkit.plan import Cell
+from qkit.recipe import is_again
 from qkit.reporting import Reporter
 from qkit.server import RunningServer
 from qkit.store import now
@@ -124,8 +125,9 @@ def measure_cell(
                 fidelity=_fidelity(suite, subject, server, reporter, key, kept, backwards)
             )
         case AccuracySuite() as suite:
+            backwards = is_again(cell.suite)
             return measurement(
-                accuracy=_accuracy(suite, subject, server, reporter, data, kept.answers)
+                accuracy=_accuracy(suite, subject, server, reporter, data, kept.answers, backwards)
             )
 
 
@@ -185,6 +187,7 @@ def _accuracy(
     reporter: Reporter,
     data: Path | None,
     answers: AnswersFile | None,
+    backwards: bool,
 ) -> AccuracyResult:
     from qkit.evaluate.accuracy import run_accuracy  # noqa: PLC0415  (imports lm-eval)
     from qkit.evaluate.adaptive import starting_limit  # noqa: PLC0415
@@ -199,6 +202,7 @@ def _accuracy(
             max_model_len=server.record.max_model_len,
             data=data,
             concurrency=starting_limit(server.record.flags),
+            backwards=backwards,
             scored=scored,
             on_progress=lambda done, total: reporter.progress("questions", done, total),
         )

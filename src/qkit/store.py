@@ -11,6 +11,7 @@
       fidelity/NAME/SUITE.npz         log-probabilities of every scored token
       failures/NAME/STEP.json         a step that failed, until it succeeds
       matrix.json .csv .md .html      the table, computed from the files above
+      matrix.tasks.csv                one line a variant and task, subjects of groups included
 
 Files are written whole or not at all.
 """

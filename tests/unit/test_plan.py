@@ -100,3 +100,14 @@ def test_a_measurements_key_follows_what_shapes_it():
         {"data": "/data"},
     ]
     assert len({of(), *(of(**change) for change in changes)}) == len(changes) + 1
+
+
+def test_the_baseline_is_scored_again_last_where_asked_for():
+    repeated = RECIPE.model_copy(update={"repeat_baseline": True})
+    plan = make_plan(repeated)
+    assert [cell.suite for cell in plan.groups[-1].cells] == ["mmlu-again", BENCH_AGAIN]
+    assert plan.groups[-1].cells[0].settings == repeated.accuracy[0]
+    alone = repeated.model_copy(update={"variants": (), "bench": ()})
+    assert [[c.suite for c in g.cells] for g in make_plan(alone).groups] == [
+        ["mmlu"], ["mmlu-again"],
+    ]  # fmt: skip

@@ -7,20 +7,29 @@ import math
 import pytest
 
 from qkit.errors import InputError
+from qkit.evaluate.intervals import (
+    effective_wilson_interval,
+    stratified_stderr,
+    t_interval,
+    tang_ratio_interval,
+)
 from qkit.evaluate.statistics import (
     Interval,
+    compare_perplexities,
     compare_samples,
+    compare_scores,
     compare_values,
+    holm,
     mcnemar_exact,
     mean_stderr,
+    questions_to_settle,
     recovery_percent,
     relative_percent,
-    t_interval,
     tango_interval,
     verdict,
     wilson_interval,
 )
-from qkit.measurements import Sample
+from qkit.measurements import Sample, TaskScore
 
 Z2 = 1.959963984540054**2
 
@@ -222,3 +231,154 @@ class TestSamples:
     def test_nothing_to_compare_is_refused(self) -> None:
         with pytest.raises(InputError, match="no samples"):
             compare_samples([], [])
+
+
+class TestHolm:
+    def test_textbook_case(self) -> None:
+        # The worked example of "Holm-Bonferroni method", Wikipedia: 0.01, 0.04, 0.03, 0.005.
+        assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+
+    def test_of_one_or_none_changes_nothing(self) -> None:
+        assert holm([0.2]) == [0.2]
+        assert holm([]) == []
+
+    def test_never_exceeds_one(self) -> None:
+        assert holm([0.6, 0.9]) == [1.0, 1.0]
+
+
+class TestRecoveryInterval:
+    @pytest.mark.parametrize(
+        ("both", "wrong", "right", "n"), [(1, 7, 1, 21), (800, 31, 22, 1140), (40, 0, 5, 60)]
+    )
+    def test_ends_are_where_the_constrained_likelihood_puts_them(
+        self, both: int, wrong: int, right: int, n: int
+    ) -> None:
+        """The statistic at either end is 1.96 with the maximum found numerically, not solved."""
+        from scipy import optimize
+
+        interval = tang_ratio_interval(both, wrong, right, n)
+        assert interval is not None
+        for ratio in (interval.low, interval.high):
+            share = (both + wrong + right) / n
+
+            def loss(q: float, ratio: float = ratio, share: float = share) -> float:
+                p_both = (share - (1 + ratio) * q) / ratio
+                p_right = ((ratio - 1) * share + q) / ratio
+                terms = ((both, p_both), (right, p_right), (wrong, q))
+                return -sum(k * math.log(max(p, 1e-300)) for k, p in terms if k)
+
+            ends = max(0.0, (1 - ratio) * share) + 1e-12, share / (1 + ratio) - 1e-12
+            q = optimize.minimize_scalar(
+                loss, bounds=ends, method="bounded", options={"xatol": 1e-12}
+            ).x
+            variance = n * (1 + ratio) * q + (both + wrong + right) * (ratio - 1)
+            z = ((both + right) - (both + wrong) * ratio) / math.sqrt(variance)
+            assert abs(z) == pytest.approx(math.sqrt(Z2), rel=1e-3)
+
+    def test_without_flips_is_the_closed_form(self) -> None:
+        interval = tang_ratio_interval(700, 0, 0, 1000)
+        assert interval is not None
+        assert interval.low == pytest.approx(700 / (700 + Z2))
+        assert interval.high == pytest.approx((700 + Z2) / 700)
+
+    def test_of_values_is_near_the_score_interval(self) -> None:
+        values = compare_values([*binary(846, 1139), 0.001], [*binary(837, 1139), 0.001])
+        shares = compare_values(binary(846, 1140), binary(837, 1140))
+        assert values.interval_method == "paired-t"
+        assert values.recovery_interval is not None
+        assert shares.recovery_interval is not None
+        assert values.recovery_interval.low == pytest.approx(shares.recovery_interval.low, abs=0.5)
+
+    def test_an_average_of_published_scores(self) -> None:
+        # Neural Magic's card of Qwen2-72B-Instruct-FP8 (OpenLLM v1, lm-eval): ARC-C, HellaSwag,
+        # MMLU, TruthfulQA, Winogrande, GSM8K; its own averages are 79.97 and 80.34, its recovery
+        # 100.46 %.
+        bf16 = [71.58, 86.94, 83.97, 66.98, 82.79, 87.56]
+        fp8 = [72.09, 86.83, 84.06, 66.95, 83.18, 88.93]
+        comparison = compare_values([s / 100 for s in bf16], [s / 100 for s in fp8])
+        assert round(100 * comparison.baseline, 2) == 79.97
+        assert round(100 * comparison.variant, 2) == 80.34
+        assert comparison.recovery_percent == pytest.approx(100.46, abs=0.005)
+
+
+class TestQuestionsToSettle:
+    def test_closed_form(self) -> None:
+        # (1.959964 + 0.841621)^2 * 0.05 / 0.01^2 for no difference, 5 % of answers flipped.
+        assert questions_to_settle(0.0, 0.05) == math.ceil(7.848879734 * 0.05 / 0.01**2)
+
+    def test_a_difference_on_the_margin_is_never_settled(self) -> None:
+        assert questions_to_settle(-1.0, 0.05) is None
+
+    def test_without_flips_it_is_what_the_interval_needs(self) -> None:
+        n = questions_to_settle(0.0, 0.0)
+        assert n is not None
+        assert 100 * tango_interval(0, 0, n).low >= -1.0 - 1e-9
+        assert 100 * tango_interval(0, 0, n - 5).low < -1.0
+
+    def test_so_many_questions_do_settle_it(self) -> None:
+        few = compare_values(binary(700, 1000), binary(697, 1000))
+        assert few.verdict() == "non-inferior"
+        flips = compare_values([1.0, 0.0] * 500, [0.0, 1.0] * 40 + [1.0, 0.0] * 460)
+        assert flips.verdict() == "inconclusive"
+        needed = flips.questions_to_settle()
+        assert needed is not None
+        assert needed > 1000
+        wide = round(0.04 * needed)
+        assert 100 * tango_interval(wide, wide, needed).low > -1.0
+
+    def test_a_settled_verdict_needs_none(self) -> None:
+        assert compare_values(binary(900, 1000), binary(700, 1000)).questions_to_settle() is None
+
+
+class TestGroups:
+    def test_a_stratified_group_is_known_better_than_its_questions_alone(self) -> None:
+        strata = {"easy": binary(95, 100), "hard": binary(30, 100)}
+        error = stratified_stderr(strata, {"easy": 0.5, "hard": 0.5})
+        assert error is not None
+        own = [mean_stderr(values) or 0 for values in strata.values()]
+        assert error == pytest.approx(math.hypot(0.5 * own[0], 0.5 * own[1]))
+        interval = effective_wilson_interval(0.625, error, 200)
+        plain = wilson_interval(125, 200)
+        assert interval.high - interval.low < plain.high - plain.low
+
+    def test_the_effective_number_of_a_plain_sample_is_its_own(self) -> None:
+        n, p = 500, 0.7
+        error = math.sqrt(p * (1 - p) / n)
+        one, other = effective_wilson_interval(p, error, n), wilson_interval(350, n)
+        assert one.low == pytest.approx(other.low)
+        assert one.high == pytest.approx(other.high)
+
+    def test_tasks_can_weigh_the_same_whatever_their_size(self) -> None:
+        baseline = [sample(f"a{i}", 1, "a") for i in range(10)]
+        baseline += [sample(f"b{i}", 1, "b") for i in range(90)]
+        variant = [sample(f"a{i}", float(i > 4), "a") for i in range(10)]
+        variant += [sample(f"b{i}", 1, "b") for i in range(90)]
+        alike = compare_samples(baseline, variant)
+        weighted = compare_samples(baseline, variant, weights={"a": 0.5, "b": 0.5})
+        assert (alike.delta_points, weighted.delta_points) == (-5.0, -25.0)
+        assert weighted.interval_method == "paired-stratified"
+
+
+class TestOtherComparisons:
+    def test_perplexities_are_weighed_by_words(self) -> None:
+        before = [
+            Sample(task="t", doc_hash=str(i), value=8.0, weight=w) for i, w in enumerate((3, 1))
+        ]
+        after = [
+            s.model_copy(update={"value": v}) for s, v in zip(before, (8.0, 16.0), strict=True)
+        ]
+        found = compare_perplexities(before, after)
+        assert found.ratio == pytest.approx(2 ** (1 / 4))
+        assert found.interval is not None
+        assert (found.interval.low, found.interval.high) == pytest.approx((1.0, 2.0))
+
+    def test_scores_without_samples_are_compared_as_two_surveys(self) -> None:
+        def score(value: float) -> TaskScore:
+            return TaskScore(task="t", alias="t", metric="acc", value=value, stderr=0.01, n=2000)
+
+        found = compare_scores(score(0.70), score(0.69))
+        assert found is not None
+        assert not found.paired
+        half = 100 * math.sqrt(Z2) * math.hypot(0.01, 0.01)
+        assert found.interval_points.low == pytest.approx(-1.0 - half)
+        assert (found.mcnemar_p, found.flips_to_wrong) == (None, None)

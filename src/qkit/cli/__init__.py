@@ -19,6 +19,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "quantize": ("qkit.cli.quantize:quantize", "Make quantized variants of a checkpoint."),
     "eval": ("qkit.cli.eval:evaluate", "Measure variants, or a running server."),
     "matrix": ("qkit.cli.matrix:matrix", "Print the matrix of a run again."),
+    "compare": ("qkit.cli.compare:compare", "Compare any two results, question by question."),
     "serve": ("qkit.cli.serve:serve", "Serve a checkpoint with vLLM until interrupted."),
     "env": ("qkit.cli.env:env", "Create, check and list the backends' environments."),
     "recipes": ("qkit.cli.recipes:recipes", "List, print and validate recipes."),
