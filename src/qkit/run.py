@@ -10,44 +10,30 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from importlib import metadata
 from pathlib import Path
 
 from qkit import environments
 from qkit.checkpoint import resolve_model
-from qkit.errors import InputError, QkitError
+from qkit.errors import QkitError
 from qkit.hardware import Accelerator, describe, detect_accelerator
-from qkit.hashing import hash_checkpoint, hash_file, hash_files
+from qkit.hashing import hash_checkpoint
+from qkit.job_checks import check_suites, check_variants
+from qkit.keys import Keys
 from qkit.locks import accelerator_lock_path, lock
 from qkit.measurements import BenchResult, FailureRecord, Hardware, Measurement, Subject
 from qkit.measuring import AnswersFile, Kept, headline, lost_levels, measure_cell
-from qkit.plan import Cell, Group, Plan, answers_key, make_plan, measure_key, quantize_key
-from qkit.quantize.backends import BACKENDS, check_backend
-from qkit.quantize.checkpoint import inspect_checkpoint
-from qkit.quantize.methods import needs_calibration
-from qkit.quantize.preflight import check_source, check_variant
-from qkit.quantize.resources import ToMake, check_resources
-from qkit.recipe import BASELINE, Calibration, Recipe, Variant
+from qkit.plan import Cell, Group, Plan, make_plan
+from qkit.quantize.backends import BACKENDS
+from qkit.recipe import BASELINE, Recipe, Variant
 from qkit.reporting import Reporter, Silent
 from qkit.selection import Attached
-from qkit.server import (
-    RunningServer,
-    ServerSpec,
-    flags_of,
-    kernel_choice,
-    serve,
-    variables_of,
-)
+from qkit.server import RunningServer, ServerSpec, serve
 from qkit.smoke import smoke_check
 from qkit.store import RunStore, now, read_variant
 from qkit.subjects import predict_bytes, subject_of
-from qkit.suites import AccuracySuite, BenchSuite, FidelitySuite
-from qkit.workloads import FromFile
 
 QUANTIZE_STEP = "quantize"
 SERVE_STEP = "serve"
-#: Log-probabilities of a position that vLLM returns at most by default (`--max-logprobs`).
-SERVED_LOGPROBS = 20
 #: A server whose connections broke takes a moment to end.
 DYING_S = 3.0
 #: Begins the key of a sweep of which levels are missing or failed; the rest of it is the sweep's.
@@ -109,6 +95,11 @@ class Job:
         """Content hash of the 16-bit checkpoint."""
         return hash_checkpoint(self.source)
 
+    @cached_property
+    def keys(self) -> Keys:
+        """Keys of the steps."""
+        return Keys(self.accelerator, self.hardware, self.data)
+
     # ------------------------------------------------------------------------------ entry points
 
     def run(self) -> Outcome:
@@ -166,69 +157,22 @@ class Job:
             QkitError: The first thing that is wrong: checkpoint, method, environment, task, data.
         """
         if variants:
-            checkpoint = inspect_checkpoint(self.source)
-            check_source(checkpoint)
-        for variant in variants:
-            check_variant(checkpoint, variant)
-            check_backend(checkpoint, variant, self.accelerator)
-            source = self.recipe.calibration_of(variant).source
-            if needs_calibration(variant):
-                _check_local_source(source)
-        if variants:
-            to_make = [
-                ToMake(v, self.recipe.calibration_of(v), self.model_dir(v.label))
-                for v in variants
-                if not self._has_key(v)
-            ]
-            check_resources(checkpoint, to_make, self.hardware)
-        suites = {
-            cell.suite: cell.settings
-            for group in groups
-            for cell in group.cells
-            if isinstance(cell.settings, AccuracySuite)
-        }
-        if suites:
-            from qkit.evaluate.task_catalog import check_task  # noqa: PLC0415  (imports lm-eval)
-
-            for suite in suites.values():
-                check_task(suite, data=self.data)
-        texts = {cell.settings for group in groups for cell in group.cells}
-        for text in texts:
-            if isinstance(text, FidelitySuite):
-                self._check_text(text, own_server=own_server)
-        for backend in dict.fromkeys(variant.backend for variant in variants):
-            environments.python_of(BACKENDS[backend].environment, self.accelerator)
-        if groups and own_server:
-            environments.python_of("serve", self.accelerator)
-        self._check_calibrations(variants)
-
-    def _check_calibrations(self, variants: Sequence[Variant]) -> None:
-        """Check the calibration data of the variants that are to be made, each source once."""
-        stale = [v for v in variants if needs_calibration(v) and not self._has_key(v)]
-        if stale:
-            from qkit.quantize.calibration import check_calibration  # noqa: PLC0415  (tokenizers)
-
-            for calibration in {self.recipe.calibration_of(v) for v in stale}:
-                check_calibration(calibration, self.source)
-
-    def _check_text(self, suite: FidelitySuite, *, own_server: bool) -> None:
-        """Refuse a text that cannot be read, or more log-probabilities than will be served."""
-        _ = self._text_hash(suite)
-        raised = any(argument.startswith("--max-logprobs") for argument in self.recipe.serve.args)
-        if own_server and suite.top_logprobs > SERVED_LOGPROBS and not raised:
-            raise InputError(
-                f"`fidelity.top_logprobs` is {suite.top_logprobs}, but vLLM returns "
-                f"{SERVED_LOGPROBS} unless told otherwise",
-                fix=f'add "--max-logprobs", "{suite.top_logprobs}" to `serve.args`',
+            check_variants(
+                self.recipe,
+                variants,
+                source=self.source,
+                accelerator=self.accelerator,
+                hardware=self.hardware,
+                is_there=self._has_key,
+                folder_of=self.model_dir,
             )
-
-    def _text_hash(self, suite: FidelitySuite) -> str:
-        from qkit.evaluate.fidelity_text import (  # noqa: PLC0415  (reads the whole text)
-            hash_documents,
-            read_documents,
+        check_suites(
+            self.recipe,
+            groups,
+            accelerator=self.accelerator,
+            data=self.data,
+            own_server=own_server,
         )
-
-        return hash_documents(read_documents(suite.text))
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -247,7 +191,7 @@ class Job:
     def _quantize(self, variant: Variant) -> None:
         label = variant.label
         calibration = self.recipe.calibration_of(variant)
-        key = self._quantize_key(variant, calibration)
+        key = self.keys.of_variant(variant, calibration, self.source_hash)
         from qkit.quantize.job import quantize_variant, remove_stale  # noqa: PLC0415  (numpy)
 
         # Also where nothing is to be made: a killed run may have left gigabytes beside it.
@@ -283,7 +227,8 @@ class Job:
     def _has_key(self, variant: Variant) -> bool:
         """Tell whether a variant of the same inputs is there, without reading its weights."""
         record = read_variant(self.model_dir(variant.label))
-        key = self._quantize_key(variant, self.recipe.calibration_of(variant))
+        calibration = self.recipe.calibration_of(variant)
+        key = self.keys.of_variant(variant, calibration, self.source_hash)
         return record is not None and record.key == key
 
     def _is_made(self, label: str, key: str) -> bool:
@@ -293,20 +238,6 @@ class Job:
         if record is None or record.key != key:
             return False
         return hash_checkpoint(folder) == record.content_hash
-
-    def _quantize_key(self, variant: Variant, calibration: Calibration) -> str:
-        source = Path(calibration.source)
-        calibrated = needs_calibration(variant)
-        return quantize_key(
-            source_hash=self.source_hash,
-            variant=variant,
-            calibration=calibration if calibrated else Calibration(),
-            calibration_hash=_hash_local(source) if calibrated and source.exists() else None,
-            environment=environments.find(
-                BACKENDS[variant.backend].environment, self.accelerator
-            ).fingerprint,
-            accelerator=self.accelerator,
-        )
 
     # ----------------------------------------------------------------------------------- measure
 
@@ -344,7 +275,11 @@ class Job:
         stale = []
         for cell in group.cells:
             stored = self.store.measurement(cell.label, cell.suite)
-            if stored and stored.key == self._measure_key(cell, subject, spec) and not self.force:
+            if (
+                stored
+                and stored.key == self.keys.of_measurement(cell, subject, spec)
+                and not self.force
+            ):
                 self.outcome.skipped += 1
                 self.reporter.skipped(cell.label, cell.suite)
             else:
@@ -372,8 +307,11 @@ class Job:
                         subject,
                         server,
                         cell,
-                        self._measure_key(cell, subject, spec),
-                        self._answers_file(cell, subject, spec),
+                        self.keys.of_measurement(cell, subject, spec),
+                        AnswersFile(
+                            path=self.store.scored_file(cell.label, cell.suite),
+                            key=self.keys.of_answers(subject, spec),
+                        ),
                     )
                     if not server.is_alive():
                         return cells[position + 1 :]
@@ -442,36 +380,6 @@ class Job:
             trust_remote_code=self.recipe.trust_remote_code,
         )
 
-    def _measure_key(self, cell: Cell, subject: Subject, spec: ServerSpec) -> str:
-        choice = kernel_choice(spec)
-        return measure_key(
-            cell=cell,
-            variant_hash=subject.content_hash,
-            flags=(*flags_of(spec), *choice.flags),
-            variables={**variables_of(spec), **dict(choice.variables)},
-            environment=environments.find("serve", self.accelerator).fingerprint,
-            hardware=self.hardware,
-            harness=metadata.version("lm-eval") + _task_files(cell),
-            data=str(self.data) if self.data else None,
-            text=(
-                self._text_hash(cell.settings) if isinstance(cell.settings, FidelitySuite) else None
-            ),
-            prompt_file=_hash_of_prompts(cell),
-        )
-
-    def _answers_file(self, cell: Cell, subject: Subject, spec: ServerSpec) -> AnswersFile:
-        choice = kernel_choice(spec)
-        return AnswersFile(
-            path=self.store.scored_file(cell.label, cell.suite),
-            key=answers_key(
-                variant_hash=subject.content_hash,
-                flags=(*flags_of(spec), *choice.flags),
-                variables={**variables_of(spec), **dict(choice.variables)},
-                environment=environments.find("serve", self.accelerator).fingerprint,
-                hardware=self.hardware,
-            ),
-        )
-
     def _failed(self, label: str, step: str, error: QkitError, created: str | None = None) -> None:
         record = FailureRecord(
             variant=label,
@@ -490,15 +398,6 @@ def _unfinished(measurement: Measurement) -> Measurement:
     return measurement.model_copy(update={"key": _PART_OF + measurement.key})
 
 
-def _hash_of_prompts(cell: Cell) -> str | None:
-    """Return the hash of the file a benchmark takes its prompts from; None without one."""
-    workload = cell.settings.workload if isinstance(cell.settings, BenchSuite) else None
-    if not isinstance(workload, FromFile):
-        return None
-    path = Path(workload.path).expanduser()
-    return hash_file(path) if path.is_file() else None
-
-
 def _root_cause(error: QkitError, server: RunningServer) -> QkitError:
     """Return the server's own reason for dying where that is why a measurement failed."""
     try:
@@ -506,25 +405,3 @@ def _root_cause(error: QkitError, server: RunningServer) -> QkitError:
     except QkitError as death:
         return death
     return error
-
-
-def _task_files(cell: Cell) -> str:
-    """Return the hash of a suite's own task files, empty where it has none."""
-    folder = cell.settings.task_dir if isinstance(cell.settings, AccuracySuite) else None
-    return "" if folder is None else f" {_hash_local(Path(folder))}"
-
-
-def _check_local_source(source: str) -> None:
-    path = Path(source).expanduser()
-    looks_local = source.startswith((".", "/", "~")) or path.suffix in {
-        ".jsonl", ".json", ".parquet", ".csv", ".txt",
-    }  # fmt: skip
-    if looks_local and not path.exists():
-        raise InputError(
-            f"there is no calibration file {source!r}", fix="check `calibration.source`"
-        )
-
-
-def _hash_local(source: Path) -> str:
-    files = sorted(p for p in source.rglob("*") if p.is_file()) if source.is_dir() else [source]
-    return hash_files(source if source.is_dir() else source.parent, files)

@@ -129,7 +129,7 @@ def test_what_killed_runs_left_is_cleared_also_where_nothing_is_to_be_made(place
     variant, recipe = Variant(method="rtn"), recipe_of(place)
     job = Job(recipe, store)
     made = write_variant(place / "model", store.model_dir("rtn"), variant)
-    key = job._quantize_key(variant, recipe.calibration)
+    key = job.keys.of_variant(variant, recipe.calibration, job.source_hash)
     write_record(made, key=key)
     partial = made.with_name(f".model.partial-{ended.pid}")
     partial.mkdir()
