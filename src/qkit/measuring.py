@@ -211,9 +211,12 @@ def _accuracy(
 def headline(measurement: Measurement) -> str:
     """Return one line about a measurement, for the person who watches."""
     if measurement.accuracy:
+        from qkit.evaluate.scores import is_fraction  # noqa: PLC0415  (imports scipy)
+
         score = measurement.accuracy.headline
-        error = "" if score.stderr is None else f" ± {100 * score.stderr:.2f}"
-        return f"{score.metric} {100 * score.value:.2f}{error} (n={score.n})"
+        scale = 100 if is_fraction(measurement.accuracy) else 1
+        error = "" if score.stderr is None else f" ± {scale * score.stderr:.2f}"
+        return f"{score.metric} {scale * score.value:.2f}{error} (n={score.n})"
     if measurement.bench:
         return "tok/s " + ", ".join(
             f"{cell.level.figure}: "
