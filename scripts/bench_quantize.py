@@ -198,7 +198,9 @@ def main(model: Path, method: str, samples: int, seq_len: int, pairs: int) -> No
         measured.append((bare, own))
         click.echo(
             f"pair {number + 1}: bare {bare[TOTAL]:.1f} s, qkit {own[TOTAL]:.1f} s,"
-            f" {100 * (own[TOTAL] / bare[TOTAL] - 1):+.1f} %;"
+            f" {100 * (own[TOTAL] / bare[TOTAL] - 1):+.1f} %; of the processor"
+            f" {bare[PROCESSOR]:.1f} s and {own[PROCESSOR]:.1f} s,"
+            f" {100 * (own[PROCESSOR] / bare[PROCESSOR] - 1):+.1f} %;"
             f" load {os.getloadavg()[0]:.1f} on {os.cpu_count()} CPUs"
         )
     click.echo(f"\n{method} of {model.name}, {samples} x {seq_len} tokens, weights equal")
