@@ -61,7 +61,7 @@ class Keys:
             harness=metadata.version("lm-eval") + _task_files(cell),
             data=str(self.data) if self.data else None,
             text=text_hash(suite) if isinstance(suite, FidelitySuite) else None,
-            prompt_file=_hash_of_prompts(cell),
+            prompt_file=hash_of_prompts(cell),
         )
 
     def of_answers(self, subject: Subject, spec: ServerSpec) -> str:
@@ -94,7 +94,7 @@ def text_hash(suite: FidelitySuite) -> str:
     return hash_documents(read_documents(suite.text))
 
 
-def _hash_of_prompts(cell: Cell) -> str | None:
+def hash_of_prompts(cell: Cell) -> str | None:
     """Return the hash of the file a benchmark takes its prompts from; None without one."""
     workload = cell.settings.workload if isinstance(cell.settings, BenchSuite) else None
     if not isinstance(workload, FromFile):

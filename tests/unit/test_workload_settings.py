@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from qkit.errors import InputError
+from qkit.keys import hash_of_prompts
 from qkit.plan import Cell
 from qkit.recipe import Recipe, parse_recipe
-from qkit.run import _hash_of_prompts
 from qkit.selection import choose_suites
 from qkit.suites import BUILTIN_BENCHES, BenchSuite, Sampling
 
@@ -104,9 +104,9 @@ def test_a_changed_file_of_prompts_is_measured_again(tmp_path: Path) -> None:
     path = tmp_path / "p.jsonl"
     suite = bench_of(workload={"kind": "file", "path": str(path)})
     cell = Cell("bf16", "bench", suite)
-    assert _hash_of_prompts(cell) is None
+    assert hash_of_prompts(cell) is None
     path.write_text("a")
-    first = _hash_of_prompts(cell)
+    first = hash_of_prompts(cell)
     path.write_text("b")
-    assert _hash_of_prompts(cell) not in (None, first)
-    assert _hash_of_prompts(Cell("bf16", "bench", BenchSuite())) is None
+    assert hash_of_prompts(cell) not in (None, first)
+    assert hash_of_prompts(Cell("bf16", "bench", BenchSuite())) is None
