@@ -26,6 +26,7 @@ from qkit.evaluate.bench_requests import to_record
 from qkit.evaluate.cell_marks import ClientLoad
 from qkit.evaluate.latency import due_s
 from qkit.evaluate.server_metrics import Counters
+from qkit.evaluate.server_watch import token_mark
 from qkit.evaluate.summary import summarize
 from qkit.measurements import BenchCell, BenchResult, RequestRecord
 from qkit.suites import BenchSuite
@@ -59,8 +60,8 @@ def bench(
 
 
 def again(cell: BenchCell, suite: BenchSuite) -> BenchCell:
-    """Compute a cell from its stored records."""
-    return summarize(
+    """Compute a cell from its stored records; the server's own side is not made from them."""
+    found = summarize(
         cell.level,
         cell.requests,
         server=Counters(cell.prefix_hit_tokens, cell.preemptions),
@@ -73,6 +74,10 @@ def again(cell: BenchCell, suite: BenchSuite) -> BenchCell:
         ),
         objective=suite.objective,
     )
+    assert cell.server is not None
+    mark = token_mark(cell.server, found.requests)
+    marks = (*found.marks, *([mark] if mark else []))
+    return found.model_copy(update={"server": cell.server, "marks": marks})
 
 
 # Open loop
