@@ -198,7 +198,7 @@ def _settles(accuracy: Accuracy) -> str:
     if needed is None:
         return text.MISSING
     if accuracy.limit is None and needed > accuracy.n:
-        return "more than it has"
+        return f"over {text.integer(accuracy.n)}"
     return f"about {text.about(needed)}"
 
 

@@ -72,7 +72,11 @@ def memory_sheet(matrix: Matrix) -> Sheet:
     caption = (
         "what a smaller model frees, the KV cache takes: weights and KV tokens tell the saving"
     )
-    return row_sheet("Memory", caption, fields, matrix.rows)
+    # What a server does not tell of any row, as a CPU's of CUDA graphs, takes no column.
+    known = [
+        field for field in fields if any(field[1](row).main != text.MISSING for row in matrix.rows)
+    ]
+    return row_sheet("Memory", caption, known, matrix.rows)
 
 
 def _planned(row: Row) -> Cell:
