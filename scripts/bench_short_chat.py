@@ -1,11 +1,19 @@
 """qkit's `short-chat` benchmark beside `vllm bench serve`, on the same running servers.
 
-    python scripts/bench_short_chat.py CHECKPOINT... [--accelerator cpu]
+    python scripts/bench_short_chat.py CHECKPOINT... --client-path FOLDER [--accelerator cpu]
 
 Every checkpoint is served once. At each level the two clients take turns with the same questions
 in the same order, the same explicit sampling, natural stopping and a warm-up, so that both see the
 machine in the same state. Answers are sampled (temperature 0.3), so their lengths differ a little.
-vLLM's client needs pandas: `--client-python` is an interpreter that has both.
+Under each level stands what qkit measured against the other client, in percent. A level is measured
+once, so this shows no noise: for a verdict over repeats, with answers of one length, there is
+scripts/bench_peers.py.
+
+vLLM's client reads its questions with pandas, which the serve environment does not have. Put it
+beside it (no dependencies: numpy is there already), or name an interpreter with vLLM and pandas
+(`--client-python`):
+
+    uv pip install --target FOLDER --no-deps pandas python-dateutil six
 """
 
 from __future__ import annotations
@@ -37,8 +45,13 @@ parser = argparse.ArgumentParser()
 serve.add_cli_args(parser)
 serve.main(parser.parse_args())
 """
+LEGEND = """\
+conc: requests at once, n: requests; s, ms: seconds, milliseconds; tok/s: tokens generated a second;
+TTFT: request sent to first token; TPOT: time per token after the first; p50, p95: median and 95th
+percentile over requests, the maximum (marked) where n is below 20; tokens out: mean of an answer"""
 HEADER = (
-    "conc     n   wall s  req/s   tok/s  TTFT p50      p95  TPOT p50      p95  tokens out  client"
+    "conc client              n   wall s   req/s    tok/s  TTFT ms p50          p95  "
+    "TPOT ms p50          p95  tokens out"
 )
 
 
@@ -60,12 +73,29 @@ class Level:
         """Return it as a line of the table; p95 is the maximum where n is below 20."""
         (ttft, ttft_p95, ttft_max), (tpot, tpot_p95, tpot_max) = self.ttft_ms, self.tpot_ms
         return (
-            f"{self.concurrency:4d}  {self.n:4d} {self.wall_s:8.2f} {figure(self.req_per_s):>6} "
-            f"{figure(self.output_tok_per_s):>7} {figure(ttft):>9} "
-            f"{percentile(ttft_p95, ttft_max):>8} {figure(tpot):>9} "
-            f"{percentile(tpot_p95, tpot_max):>8} {figure(self.output_tokens_mean):>11}  "
-            f"{self.client}"
+            f"{self.concurrency:4d} {self.client:17} {self.n:3d} {self.wall_s:8.2f} "
+            f"{figure(self.req_per_s):>7} {figure(self.output_tok_per_s):>8} {figure(ttft):>12} "
+            f"{percentile(ttft_p95, ttft_max):>12} {figure(tpot):>12} "
+            f"{percentile(tpot_p95, tpot_max):>12} {figure(self.output_tokens_mean):>11}"
         )
+
+    def against(self, other: Level) -> str:
+        """Return the line of this client's figures against another's, in percent."""
+        return (
+            f"{'':4} {'difference':17} {'':3} {change(self.wall_s, other.wall_s):>8} "
+            f"{change(self.req_per_s, other.req_per_s):>7} "
+            f"{change(self.output_tok_per_s, other.output_tok_per_s):>8} "
+            f"{change(self.ttft_ms[0], other.ttft_ms[0]):>12} {'':12} "
+            f"{change(self.tpot_ms[0], other.tpot_ms[0]):>12} {'':12} "
+            f"{change(self.output_tokens_mean, other.output_tokens_mean):>11}"
+        )
+
+
+def change(ours: float | None, theirs: float | None) -> str:
+    """Return a difference in percent of the second, a dash where one is not known."""
+    if ours is None or not theirs:
+        return "-"
+    return f"{100 * (ours - theirs) / theirs:+.1f}%"
 
 
 def with_qkit(server: RunningServer, folder: Path, suite: BenchSuite) -> Level:
@@ -94,8 +124,37 @@ def with_qkit(server: RunningServer, folder: Path, suite: BenchSuite) -> Level:
     )
 
 
+@dataclass(frozen=True)
+class VllmClient:
+    """The interpreter that runs vLLM's client, and a folder of packages that it lacks."""
+
+    python: Path
+    packages: Path | None
+
+    def variables(self) -> dict[str, str]:
+        """Return the environment it runs in."""
+        extra = {} if self.packages is None else {"PYTHONPATH": str(self.packages.resolve())}
+        return {**os.environ, **variables_of("serve"), "HF_HUB_OFFLINE": "1", **extra}
+
+    def check(self) -> None:
+        """End, before any server starts, where pandas cannot be imported."""
+        done = subprocess.run(
+            [str(self.python), "-c", "import pandas"],
+            env=self.variables(),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
+            raise click.ClickException(
+                f"{self.python} cannot import pandas, which vLLM's client needs: {reason}\n"
+                "  fix: see --help for how to add it (--client-path)"
+            )
+
+
 def with_vllm(
-    server: RunningServer, folder: Path, suite: BenchSuite, n: int, *, python: Path
+    server: RunningServer, folder: Path, suite: BenchSuite, n: int, *, client: VllmClient
 ) -> Level:
     """Measure one level with `vllm bench serve`."""
     (concurrency,) = suite.concurrency
@@ -105,7 +164,7 @@ def with_vllm(
         questions.write_text("".join(lines), encoding="utf-8")
         found = Path(scratch) / "result.json"
         command = [
-            *(str(python), "-c", BENCH_SERVE, "--backend", "openai-chat"),
+            *(str(client.python), "-c", BENCH_SERVE, "--backend", "openai-chat"),
             *("--base-url", server.base_url, "--endpoint", "/v1/chat/completions"),
             *("--model", str(folder), "--served-model-name", server.model),
             *("--dataset-name", "custom", "--dataset-path", str(questions)),
@@ -119,7 +178,7 @@ def with_vllm(
         ]
         done = subprocess.run(
             command,
-            env={**os.environ, **variables_of("serve"), "HF_HUB_OFFLINE": "1"},
+            env=client.variables(),
             capture_output=True,
             text=True,
             check=False,
@@ -156,6 +215,9 @@ def with_vllm(
 @click.option("--concurrency", default="1,2,4,8,16", show_default=True)
 @click.option("--requests", type=int, default=None, help="Requests a level, to try it out.")
 @click.option("--client-python", type=Path, default=None, help="Runs vLLM's client.")
+@click.option(
+    "--client-path", type=Path, default=None, help="Folder with pandas, for it to import."
+)
 @click.option("--log", type=Path, default=Path("server.log"), show_default=True)
 def main(
     folders: tuple[Path, ...],
@@ -163,9 +225,12 @@ def main(
     concurrency: str,
     requests: int | None,
     client_python: Path | None,
+    client_path: Path | None,
     log: Path,
 ) -> None:
     python = python_of("serve", accelerator)
+    client = VllmClient(client_python or python, client_path)
+    client.check()
     on_cpu = accelerator == "cpu"
     settings = Serve(
         max_model_len=1024,
@@ -175,7 +240,7 @@ def main(
         env={"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "OMP_NUM_THREADS": "1"} if on_cpu else {},
     )
     for folder in folders:
-        click.echo(f"\n{folder.name}\n{HEADER}")
+        click.echo(f"\n{folder.name}\n{LEGEND}\n\n{HEADER}")
         spec = ServerSpec(
             python=python,
             model_path=folder.resolve(),
@@ -191,11 +256,10 @@ def main(
                 suite = SUITE.model_copy(
                     update={"concurrency": (slots,), "min_requests": n, "requests_per_slot": 1}
                 )
-                click.echo(with_qkit(server, folder, suite).line())
-                theirs = with_vllm(
-                    server, folder.resolve(), suite, n, python=client_python or python
-                )
-                click.echo(theirs.line())
+                ours = with_qkit(server, folder, suite)
+                click.echo(ours.line())
+                theirs = with_vllm(server, folder.resolve(), suite, n, client=client)
+                click.echo(f"{theirs.line()}\n{ours.against(theirs)}")
 
 
 if __name__ == "__main__":
