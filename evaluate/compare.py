@@ -17,7 +17,8 @@ from qkit.evaluate.comparable import (
 )
 from qkit.evaluate.marks import one_line
 from qkit.evaluate.matrix_accuracy import accuracy_row, adjusted_for_several
-from qkit.evaluate.matrix_values import Accuracy, Matrix, Row
+from qkit.evaluate.matrix_average import average_row
+from qkit.evaluate.matrix_values import Accuracy, Average, Matrix, Row
 from qkit.evaluate.pairing import AccuracyPair, pair_accuracy
 from qkit.evaluate.scores import is_fraction
 from qkit.evaluate.statistics import MARGIN_POINTS, compare_scores
@@ -101,6 +102,12 @@ def compare_sides(
                     for name, pair in pairs.items()
                 },
                 tuple(one_line(mark) for pair in pairs.values() for mark in pair.marks),
+                average_row(
+                    {name: side.results[name] for name, pair in pairs.items() if pair.found},
+                    {name: base.results[name] for name in suites},
+                    is_baseline=False,
+                    margin_points=margin_points,
+                ),
             )
         )
     matrix = Matrix(
@@ -164,6 +171,7 @@ def _pair(suite: str, base: Side, side: Side, allow_incomparable: bool) -> _Pair
 
 
 def _baseline_row(base: Side, suites: Sequence[str], margin_points: float) -> Row:
+    results = {name: base.results[name] for name in suites}
     return _row(
         base,
         {
@@ -173,10 +181,13 @@ def _baseline_row(base: Side, suites: Sequence[str], margin_points: float) -> Ro
             for name in suites
         },
         (),
+        average_row(results, results, is_baseline=True, margin_points=margin_points),
     )
 
 
-def _row(side: Side, accuracy: dict[str, Accuracy], marks: tuple[str, ...]) -> Row:
+def _row(
+    side: Side, accuracy: dict[str, Accuracy], marks: tuple[str, ...], average: Average | None
+) -> Row:
     measured = next(iter(side.measurements.values()), None)
     return Row(
         variant=side.name,
@@ -199,6 +210,7 @@ def _row(side: Side, accuracy: dict[str, Accuracy], marks: tuple[str, ...]) -> R
         server_flags=None,
         server_environment=None,
         accuracy=accuracy,
+        average=average,
         bench=(),
         marks=tuple(dict.fromkeys(marks)),
     )

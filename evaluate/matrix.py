@@ -22,6 +22,7 @@ from qkit.evaluate.marks import (
     table_notes,
 )
 from qkit.evaluate.matrix_accuracy import accuracy_row, adjusted_for_several
+from qkit.evaluate.matrix_average import average_row
 from qkit.evaluate.matrix_bench import bench_rows, workload
 from qkit.evaluate.matrix_derived import Served
 from qkit.evaluate.matrix_fidelity import fidelity_row, noise_floor
@@ -202,6 +203,16 @@ def _row(context: _Context, variant: VariantInput) -> Row:
             for suite, pairing in pairings.items()
             if pairing.measurement.accuracy
         },
+        average=average_row(
+            {
+                suite: result
+                for suite, result in variant.accuracy.items()
+                if suite in pairings and pairings[suite].baseline
+            },
+            context.baseline.accuracy if context.baseline else {},
+            is_baseline=is_baseline,
+            margin_points=context.margin_points,
+        ),
         fidelity=fidelity_row(variant, context.baseline, pairings.get(FIDELITY_SUITE)),
         bench=benches.pop(context.headline_bench, ()),
         further_benches=benches,

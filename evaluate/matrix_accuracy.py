@@ -48,19 +48,19 @@ def accuracy_row(
         num_fewshot=result.num_fewshot,
         limit=result.limit,
         chat_template=result.chat_template,
-        interval=_rounded(score_interval(result)),
+        interval=rounded(score_interval(result)),
         delta_points=figure(delta),
-        delta_interval=_rounded(found.interval_points if found else None),
+        delta_interval=rounded(found.interval_points if found else None),
         delta_method=found.interval_method if found else None,
         recovery_percent=figure(found.recovery_percent if found else 100.0 if own else None),
-        recovery_interval=_rounded(found.recovery_interval if found else None),
+        recovery_interval=rounded(found.recovery_interval if found else None),
         flips=_flips(found),
         mcnemar_p=figure(found.mcnemar_p if found else None),
         verdict=found.verdict(margin_points) if found else None,
         questions_to_settle=found.questions_to_settle(margin_points) if found else None,
         within_noise=within,
         ratio=figure(ratio.ratio if ratio else None),
-        ratio_interval=_rounded(ratio.interval if ratio else None),
+        ratio_interval=rounded(ratio.interval if ratio else None),
         parts=_parts(result, paired.baseline if found and paired else None, is_baseline),
     )
 
@@ -118,9 +118,9 @@ def _parts(
                 n=score.n,
                 value=score.value,
                 stderr=score.stderr,
-                interval=_rounded(part_interval(score, known)),
+                interval=rounded(part_interval(score, known)),
                 delta_points=figure(found.delta_points if found else 0.0 if is_baseline else None),
-                delta_interval=_rounded(found.interval_points if found else None),
+                delta_interval=rounded(found.interval_points if found else None),
                 flips=_flips(found),
             )
         )
@@ -168,5 +168,6 @@ def _flips(found: Comparison | None) -> Flips | None:
     return Flips(to_wrong=found.flips_to_wrong, to_right=found.flips_to_right)
 
 
-def _rounded(interval: Interval | None) -> tuple[float, float] | None:
+def rounded(interval: Interval | None) -> tuple[float, float] | None:
+    """Return an interval's ends as the matrix stores them."""
     return (round(interval.low, DIGITS), round(interval.high, DIGITS)) if interval else None

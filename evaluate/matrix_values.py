@@ -104,6 +104,25 @@ class Accuracy(Stored):
     parts: tuple[AccuracyPart, ...] = ()
 
 
+class Average(Stored):
+    """The mean of several suites' scores, each with the same weight, against the baseline's."""
+
+    #: Suites averaged: all of the baseline whose score is a fraction.
+    suites: tuple[str, ...]
+    #: A fraction.
+    value: float
+    #: Percentage points, variant minus baseline, over the same questions.
+    delta_points: float
+    #: 95 % interval of `delta_points`; None for the baseline.
+    delta_interval: tuple[float, float] | None
+    #: 100 * variant / baseline, what model cards call the recovery.
+    recovery_percent: float | None
+    #: 95 % interval of `recovery_percent`.
+    recovery_interval: tuple[float, float] | None
+    #: Against the matrix's margin; None for the baseline.
+    verdict: Verdict | None
+
+
 class Ratio(Stored):
     """Variant over baseline at the same level; below 1 is faster for ttft and tpot."""
 
@@ -298,6 +317,8 @@ class Row(Stored):
     server_flags: tuple[str, ...] | None
     server_environment: dict[str, str] | None
     accuracy: dict[str, Accuracy]
+    #: None below two suites, and where one of them is missing or not comparable.
+    average: Average | None = None
     #: None where it was not measured.
     fidelity: Fidelity | None = None
     #: Levels of the headline benchmark.

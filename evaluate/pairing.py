@@ -16,6 +16,7 @@ from qkit.evaluate.statistics import (
     compare_samples,
 )
 from qkit.measurements import AccuracyResult, FailureRecord, Measurement, VariantRecord
+from qkit.recipe import is_again
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,15 @@ class VariantInput:
     def suites(self) -> dict[str, Measurement]:
         """The latest measurement of each suite."""
         return {m.suite: m for m in sorted(self.measurements, key=lambda m: m.created)}
+
+    @property
+    def accuracy(self) -> dict[str, AccuracyResult]:
+        """The scores of each accuracy suite, without the baseline's repeats."""
+        return {
+            suite: measurement.accuracy
+            for suite, measurement in self.suites.items()
+            if measurement.accuracy and not is_again(suite)
+        }
 
 
 @dataclass(frozen=True)

@@ -50,6 +50,7 @@ __all__ = [
     "Interval",
     "RatioComparison",
     "Verdict",
+    "compare_averages",
     "compare_perplexities",
     "compare_samples",
     "compare_scores",
@@ -182,11 +183,39 @@ def compare_samples(
     """
     before, after = _paired(baseline, variant)
     if weights is None:
-        return compare_values(
-            [value for values in before.values() for value in values],
-            [value for values in after.values() for value in values],
-            confidence,
-        )
+        return compare_values(_joined(before)[""], _joined(after)[""], confidence)
+    return _compare(before, after, weights, confidence)
+
+
+def compare_averages(
+    suites: Sequence[tuple[Sequence[Sample], Sequence[Sample], Mapping[str, float] | None]],
+    confidence: float = CONFIDENCE,
+) -> Comparison:
+    """Compare the means of several suites' scores, each suite with the same weight.
+
+    The suites' questions are separate samples, so that a suite is a stratum (or several, where it
+    weighs its tasks) and the variance of the mean is the sum of theirs.
+
+    Args:
+        suites: Of each the baseline's samples, the variant's, and the weights of its tasks as for
+            `compare_samples`.
+        confidence: Two-sided level of the intervals.
+
+    Raises:
+        InputError: The two were not scored on the same questions, or there is none.
+        ValueError: There are too few for an interval.
+    """
+    before: dict[str, list[float]] = {}
+    after: dict[str, list[float]] = {}
+    weights: dict[str, float] = {}
+    for index, (baseline, variant, of_tasks) in enumerate(suites):
+        old, new = _paired(baseline, variant)
+        if of_tasks is None:
+            old, new = _joined(old), _joined(new)
+        for task, weight in (of_tasks or {"": 1.0}).items():
+            stratum = f"{index}/{task}"
+            before[stratum], after[stratum] = old[task], new[task]
+            weights[stratum] = weight / len(suites)
     return _compare(before, after, weights, confidence)
 
 
@@ -307,6 +336,10 @@ def _compare(
         mcnemar_p=p_value,
         variance=None if stderr is None else stderr**2 * n,
     )
+
+
+def _joined(strata: Mapping[str, list[float]]) -> dict[str, list[float]]:
+    return {"": [value for values in strata.values() for value in values]}
 
 
 def _mean(strata: Mapping[str, Sequence[float]], weights: Mapping[str, float]) -> float:

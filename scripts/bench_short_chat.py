@@ -2,11 +2,12 @@
 
     python scripts/bench_short_chat.py CHECKPOINT... --client-path FOLDER [--accelerator cpu]
 
-Every checkpoint is served once. At each level the two clients take turns with the same questions
-in the same order, the same explicit sampling, natural stopping and a warm-up, so that both see the
-machine in the same state. Answers are sampled (temperature 0.3), so their lengths differ a little.
-Under each level stands what qkit measured against the other client, in percent. A level is measured
-once, so this shows no noise: for a verdict over repeats, with answers of one length, there is
+Every checkpoint is served once. At each level the two clients take turns (which is first changes
+from level to level) with the same questions in the same order, the same explicit sampling, natural
+stopping and a warm-up, so that both see the machine in the same state. Answers are sampled
+(temperature 0.3), so their lengths differ a little. Under each level stands what qkit measured
+against the other client, in percent. A level is measured once, so this shows no noise: for a
+verdict over repeats, with answers of one length, there is
 scripts/bench_peers.py.
 
 vLLM's client reads its questions with pandas, which the serve environment does not have. Put it
@@ -251,15 +252,18 @@ def main(
             log=log,
         )
         with serve(spec) as server:
-            for slots in map(int, concurrency.split(",")):
+            for index, slots in enumerate(map(int, concurrency.split(","))):
                 n = requests or max(SUITE.min_requests, SUITE.requests_per_slot * slots)
                 suite = SUITE.model_copy(
                     update={"concurrency": (slots,), "min_requests": n, "requests_per_slot": 1}
                 )
-                ours = with_qkit(server, folder, suite)
-                click.echo(ours.line())
-                theirs = with_vllm(server, folder.resolve(), suite, n, client=client)
-                click.echo(f"{theirs.line()}\n{ours.against(theirs)}")
+                if index % 2 == 0:
+                    ours = with_qkit(server, folder, suite)
+                    theirs = with_vllm(server, folder.resolve(), suite, n, client=client)
+                else:
+                    theirs = with_vllm(server, folder.resolve(), suite, n, client=client)
+                    ours = with_qkit(server, folder, suite)
+                click.echo(f"{ours.line()}\n{theirs.line()}\n{ours.against(theirs)}")
 
 
 if __name__ == "__main__":

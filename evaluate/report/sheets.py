@@ -11,6 +11,7 @@ from qkit.evaluate.report import text
 from qkit.evaluate.report.sheet import VARIANT, Cell, Column, RowField, Sheet, row_sheet
 from qkit.evaluate.report.sheets_accuracy import (
     accuracy_sheet,
+    average_sheet,
     noise_text,
     parts_sheet,
     score_fields,
@@ -75,7 +76,8 @@ def accuracy_sheets(matrix: Matrix, *, detailed: bool = False) -> tuple[Sheet, .
     found: list[Sheet | None] = []
     for task in tasks(matrix):
         found += [accuracy_sheet(matrix, task), parts_sheet(matrix, task, detailed=detailed)]
-    return tuple(sheet for sheet in (*found, reference_sheet(matrix)) if sheet)
+    found += [average_sheet(matrix), reference_sheet(matrix)]
+    return tuple(sheet for sheet in found if sheet)
 
 
 # ------------------------------------------------------------------------------------- overview

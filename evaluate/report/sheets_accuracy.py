@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from qkit.evaluate.matrix_values import Accuracy, AccuracyPart, Matrix, Row
+from qkit.evaluate.matrix_values import Accuracy, AccuracyPart, Average, Matrix, Row
 from qkit.evaluate.report import text
 from qkit.evaluate.report.sheet import (
     VARIANT,
@@ -252,6 +252,57 @@ def _part_cell(part: AccuracyPart | None, is_baseline: bool) -> Cell:
     if is_baseline:
         return Cell(score, text.interval(part.interval, 1, 100), joint=" ")
     return Cell(score, text.difference(part.delta_points, part.delta_interval))
+
+
+def average_sheet(matrix: Matrix) -> Sheet | None:
+    """One line a variant: its mean score over suites; None where no row has one."""
+    suites = next((row.average.suites for row in matrix.rows if row.average), ())
+    if not suites:
+        return None
+    base = matrix.baseline
+
+    def show(part: Callable[[Average], Cell]) -> Callable[[Row], Cell]:
+        return lambda row: part(row.average) if row.average else Cell(text.MISSING)
+
+    fields: list[RowField] = [
+        (VARIANT, lambda row: Cell(row.variant)),
+        (
+            Column("score, %", "Mean of the suites' scores, each with the same weight."),
+            show(lambda a: Cell(text.decimal(100 * a.value, 2))),
+        ),
+        (
+            Column(
+                f"points vs {base}",
+                f"Difference from {base} on the same questions, with its 95 % interval: that of "
+                "the questions of these suites, not of other suites one might have chosen.",
+            ),
+            lambda row: _average_delta(row.average, row.variant == base),
+        ),
+        (
+            Column("Recovery, %", f"Mean score in percent (not points) of that of {base}."),
+            show(
+                lambda a: Cell(
+                    text.decimal(a.recovery_percent, 2),
+                    text.interval(a.recovery_interval, 2),
+                    joint=" ",
+                )
+            ),
+        ),
+    ]
+    caption = f"mean of {', '.join(suites)}; a variant without one of them has none"
+    return row_sheet(f"Average of {len(suites)} suites", caption, fields, matrix.rows)
+
+
+def _average_delta(average: Average | None, is_baseline: bool) -> Cell:
+    if average is None:
+        return Cell(text.MISSING)
+    if is_baseline:
+        return Cell("baseline")
+    return Cell(
+        text.difference(average.delta_points, average.delta_interval),
+        average.verdict or "",
+        tone=_TONES.get(average.verdict, ""),
+    )
 
 
 def _caption(matrix: Matrix, task: str) -> str:

@@ -31,8 +31,14 @@ _BLOCK_SIZE = re.compile(r"block_size['\"]?[=:] ?(\d+)")
 #: 0.8 on).
 _CONCURRENCY = re.compile(r"Maximum concurrency for [\d,]+ tokens per request: ([\d.]+)x")
 #: "Available KV cache memory: 61.93 GiB" (0.9 on, V1) · "the rest of the memory reserved for KV
-#: Cache is 55.02GiB." (0.7 to 0.10, V0).
-_KV_BYTES = re.compile(r"(?:Available KV cache memory: |reserved for KV Cache is )([\d.]+) ?GiB")
+#: Cache is 55.02GiB." (0.7 to 0.10, V0) · with --kv-cache-memory-bytes "reserved 4.0 GiB memory for
+#: KV Cache as specified by kv_cache_memory_bytes config" (0.11 on) · on a CPU "Explicitly set
+#: (1.0/23.54) GiB for KV cache on node 0." or "Auto set (...) GiB ..." (0.32).
+_KV_BYTES = (
+    re.compile(r"(?:Available KV cache memory: |reserved for KV Cache is )([\d.]+) ?GiB"),
+    re.compile(r"reserved ([\d.]+) ?GiB memory for KV Cache"),
+    re.compile(r"(?:Explicitly|Auto) set \(([\d.]+)/[\d.]+\) GiB for KV cache"),
+)
 #: "Graph capturing finished in 22 secs, took 0.52 GiB" (0.6.5 on; 0.6.0 tells no size).
 _GRAPHS = re.compile(r"Graph capturing finished in [\d.]+ secs?, took (-?[\d.]+) GiB")
 
@@ -83,7 +89,7 @@ def parse_log(text: str) -> LogFacts:
         quantization=quantization,
         weight_bytes=_gib(_last(_WEIGHTS, text)),
         kv_cache_tokens=kv_tokens,
-        kv_cache_bytes=_gib(_last(_KV_BYTES, text)),
+        kv_cache_bytes=_gib(_last_of_any(_KV_BYTES, text)),
         max_concurrency=float(concurrency) if concurrency else None,
         graph_memory_bytes=_gib(_last(_GRAPHS, text)),
         marks=marks,
@@ -107,6 +113,10 @@ def failure_reason(text: str) -> str | None:
 def _last(pattern: re.Pattern[str], text: str) -> str | None:
     matches = pattern.findall(text)
     return str(matches[-1]) if matches else None
+
+
+def _last_of_any(patterns: tuple[re.Pattern[str], ...], text: str) -> str | None:
+    return next((found for pattern in patterns if (found := _last(pattern, text))), None)
 
 
 def _gib(number: str | None) -> int | None:

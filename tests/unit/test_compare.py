@@ -102,6 +102,18 @@ def test_what_differs_is_named_and_not_subtracted_unless_allowed(
     assert "COMPARED ALTHOUGH NOT COMPARABLE" in allowed.stdout
 
 
+def test_several_suites_have_an_average(tmp_path: Path) -> None:
+    names = [measured(tmp_path, "bf16"), measured(tmp_path, "awq", (31, 22))]
+    for name, flips in zip(names, [(0, 0), (9, 4)], strict=True):
+        result = given.accuracy(*flips, suite="copa")
+        found = given.measurement(Path(name).name, "copa", accuracy=result)
+        (Path(name) / "copa.json").write_text(found.model_dump_json(), encoding="utf-8")
+    rows = json.loads(compare(*names, "--format", "json").stdout)["rows"]
+    assert rows[0]["average"]["suites"] == ["copa", "mmlu"]
+    assert rows[1]["average"]["delta_points"] == pytest.approx(-700 / given.QUESTIONS, rel=1e-5)
+    assert "Average of 2 suites" in compare(*names).stdout
+
+
 @pytest.mark.parametrize("old", [True, False])
 def test_lm_evals_own_files_are_paired(tmp_path: Path, old: bool) -> None:
     base = lm_eval(tmp_path, "bf16", 50, old=old)

@@ -57,7 +57,7 @@ def test_the_kernel_that_ran_is_read(name, kernels, quantization):
         ("v0.18-cuda-fp8-cutlass", 8.12, 1136736, 277.52, 60.71, 0),
         ("v0.9-cuda-fp8-a800", 8.118, 1159616, 141.55, 61.93, 0.52),
         ("v0.33-cuda-w4a16-machete", 5.2, 1181760, 144.26, 63.11, 0.61),
-        ("v0.32-cpu-bf16", None, 524288, 512.0, None, None),
+        ("v0.32-cpu-bf16", None, 524288, 512.0, 1.0, None),
     ],
 )
 def test_memory_is_read_and_what_is_not_said_is_none(
@@ -72,6 +72,26 @@ def test_memory_is_read_and_what_is_not_said_is_none(
     assert facts.max_concurrency == concurrency
     assert facts.kv_cache_bytes == size(cache_gib)
     assert facts.graph_memory_bytes == size(graphs_gib)
+
+
+@pytest.mark.parametrize(
+    ("line", "gib"),
+    [
+        (
+            "Initial free memory 78.35 GiB, reserved 4.0 GiB memory for KV Cache as specified by "
+            "kv_cache_memory_bytes config and skipped memory profiling.",
+            4.0,
+        ),
+        (
+            "Auto set (9.41/23.54) GiB for KV cache on node 0, with 10.2 GiB requested memory",
+            9.41,
+        ),
+    ],
+)
+def test_a_cache_of_a_set_size_is_read(line, gib):
+    assert parse_log(f"INFO 12-01 05:44:03 [worker.py:1] {line}\n").kv_cache_bytes == round(
+        gib * GIB
+    )
 
 
 def test_an_empty_log_says_nothing():
