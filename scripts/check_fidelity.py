@@ -8,6 +8,8 @@ in the quantize environment (torch, transformers, compressed-tensors). Of its fu
 both the exact divergence and the one from the likeliest tokens are computed. Figures have to agree:
 perplexity within 0.5 %, top-1 agreement within 1 point, mean divergence within 15 % or within the
 divergence of the two engines on the baseline itself, which is printed beside. Exits 1 otherwise.
+Beside the perplexities' difference stands its 95 % interval over windows: where that is wider than
+the limit, the run scored too few tokens to be judged by it.
 """
 
 from __future__ import annotations
@@ -143,6 +145,17 @@ def _compute(
     return Direct(scores, np.concatenate(exact) if exact else None)
 
 
+def _change(mine: Any, direct: Any) -> str:
+    """The 95 % interval, over windows, of the perplexities' difference in percent."""
+    from qkit.evaluate.fidelity_bootstrap import Bootstrap  # noqa: PLC0415
+
+    paired = direct.logprob.astype(np.float64) - mine.logprob
+    bounds = Bootstrap(mine.window).mean(paired, np.expm1)
+    if bounds.low is None or bounds.high is None:
+        return "too few windows"
+    return f"{100 * bounds.low:+.2f} to {100 * bounds.high:+.2f}"
+
+
 def _report(served: dict[str, Any], direct: dict[str, Direct]) -> bool:
     from qkit.evaluate.fidelity_metrics import divergence, top1_agreement  # noqa: PLC0415
 
@@ -154,18 +167,22 @@ def _report(served: dict[str, Any], direct: dict[str, Direct]) -> bool:
         f"KL {engines:.5f} nats, same top token {agreement:.2f} %"
     )
     print(
-        f"{'':12} {'perplexity':^29} {'same top token, %':^21} {'mean KL, lower bound':^29}"
+        f"{'':12} {'perplexity':^46} {'same top token, %':^21} {'mean KL, lower bound':^29}"
         f" {'mean KL':^19}"
     )
     print(
-        f"{'':12} {'vLLM':>9} {'direct':>9} {'differ':>9} {'vLLM':>6} {'direct':>6} {'':>7} "
-        f"{'vLLM':>9} {'direct':>9} {'differ':>9} {'estimate':>9} {'exact':>9}"
+        f"{'':12} {'vLLM':>9} {'direct':>9} {'differ':>9} {'95 % interval':>16} {'vLLM':>6} "
+        f"{'direct':>6} {'':>7} {'vLLM':>9} {'direct':>9} {'differ':>9} "
+        f"{'estimate':>9} {'exact':>9}"
     )
     agrees = True
     for name, mine in served.items():
         other = direct[name]
         change = 100 * (mine.perplexity / other.scores.perplexity - 1)
-        line = f"{name:12} {mine.perplexity:9.4f} {other.scores.perplexity:9.4f} {change:+8.3f}%"
+        line = (
+            f"{name:12} {mine.perplexity:9.4f} {other.scores.perplexity:9.4f} {change:+8.3f}% "
+            f"{_change(mine, other.scores):>16}"
+        )
         good = abs(change) <= PERPLEXITY_PERCENT
         if name != BASELINE:
             tops = [
