@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -12,6 +13,19 @@ from qkit.errors import InputError
 from qkit.measurements import Hardware
 
 Accelerator = Literal["cpu", "cuda"]
+
+
+@dataclass(frozen=True)
+class CpuUnits:
+    """Units of a CPU that some kernels of vLLM need.
+
+    Attributes:
+        avx512: AVX-512, in Intel's servers since 2017 and AMD's since 2022 (Genoa).
+        amx: AMX tiles, in Intel's servers since 2023 (Sapphire Rapids).
+    """
+
+    avx512: bool
+    amx: bool
 
 
 def detect_accelerator(asked: str = "auto") -> Accelerator:
@@ -78,10 +92,21 @@ def _text(value: str | bytes) -> str:
     return value.decode() if isinstance(value, bytes) else value
 
 
+def cpu_units() -> CpuUnits | None:
+    """Return what an x86 CPU computes with, None on other CPUs and where Linux does not tell."""
+    flags = (_cpu_info("flags") or "").split()
+    return CpuUnits(avx512="avx512f" in flags, amx="amx_tile" in flags) if flags else None
+
+
 def _cpu_name() -> str:
+    return _cpu_info("model name") or platform.processor() or platform.machine()
+
+
+def _cpu_info(field: str) -> str | None:
+    """Return a field of the first CPU in Linux's account of them."""
     info = Path("/proc/cpuinfo")
     if info.is_file():
         for line in info.read_text().splitlines():
-            if line.startswith("model name"):
+            if line.startswith(field):
                 return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
+    return None

@@ -299,7 +299,7 @@ class Job:
             with serve(
                 spec, on_wait=lambda s: self.reporter.progress("starting vLLM", round(s), limit)
             ) as server:
-                smoke_check(server.base_url, server.model)
+                _smoke_check(server)
                 self.store.clear_failure(label, SERVE_STEP)
                 self.reporter.finished(label, SERVE_STEP, ", ".join(server.record.kernels))
                 for position, cell in enumerate(cells):
@@ -396,6 +396,14 @@ class Job:
 def _unfinished(measurement: Measurement) -> Measurement:
     """Return a measurement that is kept and shown, but not taken for done."""
     return measurement.model_copy(update={"key": _PART_OF + measurement.key})
+
+
+def _smoke_check(server: RunningServer) -> None:
+    """Try a server that was started; one that dies of its first tokens tells why itself."""
+    try:
+        smoke_check(server.base_url, server.model)
+    except QkitError as error:
+        raise _root_cause(error, server) from None
 
 
 def _root_cause(error: QkitError, server: RunningServer) -> QkitError:

@@ -27,7 +27,7 @@ from qkit.kernel_log import kernel_mismatch
 from qkit.kernel_switch import KernelChoice, choose_kernel, installed_vllm
 from qkit.measurements import MemoryUse, ServerRecord
 from qkit.recipe import Serve
-from qkit.server_log import failure_reason, parse_log
+from qkit.server_log import advice_on, failure_reason, parse_log
 from qkit.worker import worker_environment
 
 HOST = "127.0.0.1"
@@ -350,10 +350,14 @@ def _wait_until_ready(
 def _died(code: int, log: Path, verb: str) -> ServerError:
     text = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
     reason = failure_reason(text)
+    advice = advice_on(reason) if reason else None
+    plainly = advice.plainly if advice else None
+    said = plainly or reason
     return ServerError(
-        f"the server {verb} (exit code {code})" + (f": {reason}" if reason else ""),
+        f"the server {verb} (exit code {code})" + (f": {said}" if said else ""),
         where=log,
-        detail=None if reason else processes.tail(log, TAIL_LINES),
+        detail=(reason if plainly else None) if reason else processes.tail(log, TAIL_LINES),
+        fix=advice.fix if advice else None,
     )
 
 

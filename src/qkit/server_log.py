@@ -56,6 +56,43 @@ _SECONDHAND = (
 
 
 @dataclass(frozen=True)
+class Advice:
+    """What to do about a server's reason for dying.
+
+    Attributes:
+        fix: As an instruction.
+        plainly: The reason in words that a person can act on; None where the server's own do.
+    """
+
+    fix: str
+    plainly: str | None = None
+
+
+_ADVICE = (
+    (
+        # The library of operators for CPUs without AVX-512 comes without this one (0.32).
+        re.compile(r"no attribute 'cpu_gemm_wna16'"),
+        Advice(
+            "serve it on a GPU, or on a CPU with AVX-512",
+            "vLLM's CPU build serves 4-bit weights with AVX-512 only, which this CPU lacks",
+        ),
+    ),
+    (
+        re.compile(r"FP8 KV cache on CPU requires"),
+        Advice("serve it on a GPU or such a CPU, or make the variant without kv_cache: fp8"),
+    ),
+    (
+        re.compile(r"CUDA out of memory"),
+        Advice(
+            "see in nvidia-smi whether something else is on the GPU; if not, lower"
+            " serve.gpu_memory_utilization, serve.max_num_seqs or serve.max_model_len, or use more"
+            " cards (serve.tensor_parallel_size)"
+        ),
+    ),
+)
+
+
+@dataclass(frozen=True)
 class LogFacts:
     """Figures read from a server's log; None where the log does not say."""
 
@@ -108,6 +145,11 @@ def failure_reason(text: str) -> str | None:
             return reason
         secondhand = secondhand or reason
     return secondhand
+
+
+def advice_on(reason: str) -> Advice | None:
+    """Return what to do about a server's reason for dying, None where nothing is known."""
+    return next((advice for pattern, advice in _ADVICE if pattern.search(reason)), None)
 
 
 def _last(pattern: re.Pattern[str], text: str) -> str | None:

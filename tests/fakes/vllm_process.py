@@ -1,7 +1,7 @@
 """Stands in for the interpreter of a serve environment: `-m vllm…api_server` runs a fake server.
 
 Used where a test needs a server that fails in a chosen way. `QKIT_FAKE_VLLM` chooses: "ok", "die"
-(exits with vLLM's out-of-memory traceback), "hang" (never ready), "die_after:N" (dies after N
+(exits with vLLM's out-of-memory traceback; "die:LOG" with another of `tests/golden/logs`), "hang" (never ready), "die_after:N" (dies after N
 requests). It starts a child of its own, as vLLM does.
 """
 
@@ -33,17 +33,17 @@ def executable(folder: Path) -> Path:
 def main() -> None:
     from fakes.openai_server import FakeServer
 
-    mode, _, number = os.environ.get("QKIT_FAKE_VLLM", "ok").partition(":")
+    mode, _, detail = os.environ.get("QKIT_FAKE_VLLM", "ok").partition(":")
     port = int(sys.argv[sys.argv.index("--port") + 1])
     print("the arguments are", *sys.argv[1:], flush=True)
     if mode == "die":
-        print((LOGS / "v0.32-died.log").read_text(), flush=True)
+        print((LOGS / f"{detail or 'v0.32-died'}.log").read_text(), flush=True)
         sys.exit(1)
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     if mode == "hang":
         time.sleep(600)
     print((LOGS / "v0.32-cpu-bf16.log").read_text(), flush=True)
-    dies = int(number) if mode == "die_after" else None
+    dies = int(detail) if mode == "die_after" else None
     with FakeServer(port=port, vary_tokens=True, die_after=dies) as server:
         while not server.is_dead:
             time.sleep(0.05)

@@ -21,6 +21,7 @@ from fakes.checkpoints import (
 from fakes.qwen_configs import config_folder
 
 from qkit.errors import InputError
+from qkit.hardware import CpuUnits
 from qkit.measurements import Hardware
 from qkit.quantize import resources
 from qkit.quantize.checkpoint import describe_config, inspect_checkpoint
@@ -36,6 +37,7 @@ def forecast(
     gpus: tuple[str, ...] = ("A800-80",),
     tensor_parallel: int = 1,
     gpu_here: bool = True,
+    units: CpuUnits | None = None,
     **recipe: object,
 ) -> Forecast:
     asked = Recipe.model_validate({"name": "test", "model": str(folder), **recipe})
@@ -43,7 +45,9 @@ def forecast(
     return make_forecast(
         asked,
         folder,
-        Question(cards, tensor_parallel, length=640, concurrency=16, gpu_here=gpu_here),
+        Question(
+            cards, tensor_parallel, length=640, concurrency=16, gpu_here=gpu_here, cpu_units=units
+        ),
         [
             ToMake(v, asked.calibration_of(v), folder.parent / "run" / v.label / "model")
             for v in asked.variants
@@ -338,33 +342,49 @@ def test_what_a_backend_cannot_do_is_a_problem(model: Path) -> None:
 W8A16 = {"method": "rtn", "weight_bits": 8}
 
 
+NO_W8A16 = "vLLM's CPU build has no kernel for 8-bit weights with 16-bit inputs"
+NO_W4A16 = "vLLM's CPU build serves 4-bit weights with AVX-512 only"
+NO_FP8_CACHE = "vLLM's CPU build keeps an FP8 KV cache with AVX-512 or AMX only"
+STATIC = {"method": "fp8", "scales": "static"}
+# Two key heads of 32 are half a block.
+BLOCK = {"method": "fp8", "scales": "block", "ignore": ["lm_head", "re:.*[kv]_proj$"]}
+AMX = CpuUnits(avx512=True, amx=True)
+AVX512 = CpuUnits(avx512=True, amx=False)
+AVX2 = CpuUnits(avx512=False, amx=False)
+
+
+def amx_only(strategy: str) -> str:
+    return f"vLLM's CPU build serves FP8 with one scale a {strategy} with AMX only"
+
+
 @pytest.mark.parametrize(
-    ("variant", "lacking"),
+    ("variant", "units", "lacking"),
     [
-        (W8A16, "vLLM's CPU build has no kernel for 8-bit weights with 16-bit inputs"),
-        (
-            {"method": "fp8", "scales": "static"},
-            "vLLM's CPU build serves FP8 with one scale a tensor with AMX only",
-        ),
-        (
-            # Two key heads of 32 are half a block.
-            {"method": "fp8", "scales": "block", "ignore": ["lm_head", "re:.*[kv]_proj$"]},
-            "vLLM's CPU build serves FP8 with one scale a block with AMX only",
-        ),
-        ({"method": "fp8"}, None),
-        ({"method": "awq"}, None),
-        ({"method": "smoothquant", "scales": "static"}, None),
+        (W8A16, None, NO_W8A16),
+        (W8A16, AMX, NO_W8A16),
+        (STATIC, None, amx_only("tensor")),
+        (STATIC, AVX512, amx_only("tensor")),
+        (STATIC, AMX, None),
+        (BLOCK, None, amx_only("block")),
+        (BLOCK, AMX, None),
+        ({"method": "fp8"}, AVX2, None),
+        ({"method": "awq"}, None, None),
+        ({"method": "awq"}, AVX512, None),
+        ({"method": "awq"}, AVX2, NO_W4A16),
+        ({"method": "smoothquant", "scales": "static"}, AVX2, None),
+        ({"method": "smoothquant", "kv_cache": "fp8"}, AVX2, NO_FP8_CACHE),
+        ({"method": "smoothquant", "kv_cache": "fp8"}, AVX512, None),
     ],
 )
 def test_what_a_cpu_makes_but_does_not_serve_is_a_note(
-    model: Path, variant: dict[str, object], lacking: str | None
+    model: Path, variant: dict[str, object], units: CpuUnits | None, lacking: str | None
 ) -> None:
     for settings in ({"accelerator": "cpu"}, {"gpu_here": False}):
-        found = forecast(model, variants=[variant], **settings)
+        found = forecast(model, variants=[variant], units=units, **settings)
         notes = [c.text for c in found.checks if c.name == variant["method"] and c.status == "note"]
         wanted = f"can be made without a GPU, but not served here: {lacking}"
         assert notes == ([wanted] if lacking else [])
-    served = forecast(model, variants=[variant]).checks
+    served = forecast(model, variants=[variant], units=units).checks
     assert not [c for c in served if c.name == variant["method"] and c.status == "note"]
 
 

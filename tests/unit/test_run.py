@@ -153,6 +153,17 @@ def test_a_server_that_does_not_start_is_a_row_with_its_own_reason(place, monkey
     assert "CUDA out of memory" in matrix.rows[0].reason
 
 
+def test_a_server_that_dies_of_its_first_tokens_is_a_row_with_its_own_reason(place, monkeypatch):
+    """vLLM answers HTTP 500 and ends: what it says on the way out is the reason, not the 500."""
+    monkeypatch.setenv("QKIT_FAKE_VLLM", "die_after:1")
+    outcome, lines = run(place, recipe_of(place))
+    assert lines == [("failed", "bf16", "serve")]
+    assert outcome.failures[0].reason == (
+        "the server died (exit code 1): torch.OutOfMemoryError: CUDA out of memory. Tried to"
+        " allocate 260.00 MiB."
+    )
+
+
 def test_a_run_goes_on_where_a_server_died(place, monkeypatch):
     both = recipe_of(place)
     monkeypatch.setenv("QKIT_FAKE_VLLM", "die_after:9")  # 4 smoke prompts, warm-up, 3, then 1 of 2

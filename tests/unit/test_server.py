@@ -83,6 +83,19 @@ def test_a_failed_start_shows_the_servers_own_reason(tmp_path, fake, monkeypatch
         "the server did not start (exit code 1): "
         "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 260.00 MiB."
     )
+    assert "lower serve.gpu_memory_utilization" in caught.value.fix
+
+
+def test_a_kernel_the_cpu_lacks_is_told_in_plain_words(tmp_path, fake, monkeypatch):
+    monkeypatch.setenv("QKIT_FAKE_VLLM", "die:v0.32-cpu-w4a16-no-avx512")
+    with pytest.raises(ServerError) as caught, serve(spec_of(tmp_path, python=fake)):
+        pass
+    assert caught.value.what == (
+        "the server did not start (exit code 1): vLLM's CPU build serves 4-bit weights with"
+        " AVX-512 only, which this CPU lacks"
+    )
+    assert caught.value.fix == "serve it on a GPU, or on a CPU with AVX-512"
+    assert "cpu_gemm_wna16" in caught.value.detail
 
 
 def test_a_server_that_never_gets_ready_is_ended(tmp_path, fake, monkeypatch):

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from qkit.kernel_log import KERNEL_LINES, LOUD, kernel_mismatch
-from qkit.server_log import GIB, failure_reason, parse_log
+from qkit.server_log import GIB, advice_on, failure_reason, parse_log
 
 LOGS = Path(__file__).parents[1] / "golden" / "logs"
 
@@ -113,6 +113,30 @@ def test_the_servers_own_reason_is_the_root_cause():
     assert failure_reason("x RuntimeError: Engine core initialization failed.") == (
         "RuntimeError: Engine core initialization failed."
     )
+
+
+def test_the_reason_of_a_death_after_the_start_is_the_workers():
+    """Engine and API server each log a traceback of their own for the worker's."""
+    assert failure_reason(log("v0.32-cpu-w4a16-no-avx512")) == (
+        "AttributeError: '_OpNamespace' '_C' object has no attribute 'cpu_gemm_wna16'"
+    )
+
+
+@pytest.mark.parametrize(
+    ("reason", "fix"),
+    [
+        ("NotImplementedError: FP8 KV cache on CPU requires x86 with AVX-512 or AMX.", "kv_cache"),
+        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB.", "nvidia-smi"),
+        ("ValueError: the model's max seq len (32768) is larger than the KV cache", None),
+    ],
+)
+def test_advice_is_given_where_the_reason_has_none(reason, fix):
+    advice = advice_on(reason)
+    if fix is None:
+        assert advice is None
+    else:
+        assert advice.plainly is None
+        assert fix in advice.fix
 
 
 @pytest.mark.parametrize(

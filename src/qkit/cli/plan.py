@@ -77,6 +77,7 @@ def plan(
     Exit code: 0 every variant can be made and served as asked, 1 something is in the way, 2 the
     question cannot be answered.
     """  # noqa: D301  (\b keeps click from rewrapping)
+    from qkit.hardware import cpu_units
     from qkit.quantize.forecast import Question, make_forecast
 
     recipe = _recipe(subject, model)
@@ -92,6 +93,7 @@ def plan(
             concurrency=concurrency
             or max(bench.concurrency if bench else (), default=DEFAULT_CONCURRENCY),
             gpu_here=_own_device(required=False) is not None,
+            cpu_units=cpu_units(),
         ),
         _to_make(recipe, run_name),
     )
