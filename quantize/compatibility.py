@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from qkit.hardware import CpuUnits
 from qkit.quantize.checkpoint import Checkpoint, Linear
 from qkit.quantize.methods import scheme_of
 from qkit.quantize.schemes import GROUP_SIZES, Scheme, is_ignored
@@ -116,29 +115,29 @@ def needs_machete(scheme: Scheme) -> bool:
     return scheme.activations is None and weights.num_bits == 8 and not weights.symmetric
 
 
-def cpu_obstacle(variant: Variant, units: CpuUnits | None) -> str | None:
+def cpu_obstacle(variant: Variant, avx512: bool | None) -> str | None:
     """Return what keeps vLLM's CPU build from serving a variant, None if nothing is known to.
 
     From vLLM 0.32: `CPUWNA16LinearKernel` takes 4-bit weights alone, and its operator
-    (`cpu_gemm_wna16`) is left out of the library for CPUs without AVX-512; FP8 with channel and
-    token scales runs everywhere, FP8 with other scales asks for AMX tiles
-    (`CPUFp8BlockScaledMMKernel.is_supported`), an FP8 KV cache for either (`_get_attn_isa`).
+    (`cpu_gemm_wna16`) is left out of the library for CPUs without AVX-512; so is an FP8 KV cache
+    (`_get_attn_isa`). FP8 with channel and token scales runs everywhere. For other scales there are
+    kernels with AMX tiles, which were tried: the server died of static scales while it loaded
+    (`static_scaled_fp8_quant` is not in the library), and of block scales as well.
 
     Args:
         variant: What is to be served.
-        units: What the CPU has; None if not known: then AVX-512 is taken for there, AMX is not.
+        avx512: Whether the CPU has AVX-512; None if not known: then it is taken for there.
     """
     scheme = scheme_of(variant)
     weights = scheme.weights
-    units = units or CpuUnits(avx512=True, amx=False)
     if scheme.activations is None and weights.num_bits == 8:
         return "vLLM's CPU build has no kernel for 8-bit weights with 16-bit inputs"
-    if scheme.activations is None and not units.avx512:
+    if scheme.activations is None and avx512 is False:
         return "vLLM's CPU build serves 4-bit weights with AVX-512 only"
-    if weights.type == "float" and weights.strategy != "channel" and not units.amx:
-        return f"vLLM's CPU build serves FP8 with one scale a {weights.strategy} with AMX only"
-    if variant.kv_cache == "fp8" and not (units.avx512 or units.amx):
-        return "vLLM's CPU build keeps an FP8 KV cache with AVX-512 or AMX only"
+    if weights.type == "float" and weights.strategy != "channel":
+        return f"vLLM's CPU build does not serve FP8 with one scale a {weights.strategy}"
+    if variant.kv_cache == "fp8" and avx512 is False:
+        return "vLLM's CPU build keeps an FP8 KV cache with AVX-512 only"
     return None
 
 

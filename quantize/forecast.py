@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from qkit.hardware import CpuUnits
 from qkit.quantize.checkpoint import Checkpoint
 from qkit.quantize.compatibility import (
     TENSOR_PARALLEL_SIZES,
@@ -94,7 +93,7 @@ class Question:
         length: Tokens of one request, prompt and answer.
         concurrency: Requests at once.
         gpu_here: Whether this machine has a GPU.
-        cpu_units: What this machine's CPU has; None if not known.
+        avx512: Whether this machine's CPU has AVX-512; None if not known.
     """
 
     devices: tuple[Device, ...]
@@ -102,7 +101,7 @@ class Question:
     length: int
     concurrency: int
     gpu_here: bool = True
-    cpu_units: CpuUnits | None = None
+    avx512: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -178,7 +177,7 @@ def make_forecast(
             found = (
                 smoothing_check(checkpoint, variant),
                 kernel_check(variant, recipe.serve.kernel, question.devices),
-                *(cpu_checks(variant, question.cpu_units) if on_cpu else ()),
+                *(cpu_checks(variant, question.avx512) if on_cpu else ()),
             )
             checks += [check for check in found if check]
         checks += calibration_checks(checkpoint, makeable)

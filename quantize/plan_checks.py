@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Literal
 
 from qkit.errors import InputError
-from qkit.hardware import CpuUnits
 from qkit.quantize.backends import BACKENDS, check_backend
 from qkit.quantize.checkpoint import (
     HEAD_WEIGHT,
@@ -162,13 +161,13 @@ def kernel_check(variant: Variant, kernel: str, devices: Sequence[Device]) -> Ch
     )
 
 
-def cpu_checks(variant: Variant, units: CpuUnits | None) -> list[Check]:
+def cpu_checks(variant: Variant, avx512: bool | None) -> list[Check]:
     """Say what a machine without a GPU can make of a variant and cannot serve, or cannot make."""
     checks = []
     if BACKENDS[variant.backend].needs_cuda:
         text = f"backend {variant.backend} quantizes on an NVIDIA GPU only; this machine has none"
         checks.append(Check(variant.label, "note", text, "run it where there is a GPU"))
-    if obstacle := cpu_obstacle(variant, units):
+    if obstacle := cpu_obstacle(variant, avx512):
         text = f"can be made without a GPU, but not served here: {obstacle}"
         checks.append(Check(variant.label, "note", text, "serve it on a GPU"))
     return checks

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -13,19 +12,6 @@ from qkit.errors import InputError
 from qkit.measurements import Hardware
 
 Accelerator = Literal["cpu", "cuda"]
-
-
-@dataclass(frozen=True)
-class CpuUnits:
-    """Units of a CPU that some kernels of vLLM need.
-
-    Attributes:
-        avx512: AVX-512, in Intel's servers since 2017 and AMD's since 2022 (Genoa).
-        amx: AMX tiles, in Intel's servers since 2023 (Sapphire Rapids).
-    """
-
-    avx512: bool
-    amx: bool
 
 
 def detect_accelerator(asked: str = "auto") -> Accelerator:
@@ -92,10 +78,13 @@ def _text(value: str | bytes) -> str:
     return value.decode() if isinstance(value, bytes) else value
 
 
-def cpu_units() -> CpuUnits | None:
-    """Return what an x86 CPU computes with, None on other CPUs and where Linux does not tell."""
+def has_avx512() -> bool | None:
+    """Tell whether an x86 CPU has AVX-512; None on other CPUs and where Linux does not tell.
+
+    Intel's servers have it since 2017 (Skylake-SP), AMD's since 2022 (Genoa).
+    """
     flags = (_cpu_info("flags") or "").split()
-    return CpuUnits(avx512="avx512f" in flags, amx="amx_tile" in flags) if flags else None
+    return "avx512f" in flags if flags else None
 
 
 def _cpu_name() -> str:

@@ -1,8 +1,8 @@
 """Stands in for the interpreter of a serve environment: `-m vllm…api_server` runs a fake server.
 
 Used where a test needs a server that fails in a chosen way. `QKIT_FAKE_VLLM` chooses: "ok", "die"
-(exits with vLLM's out-of-memory traceback; "die:LOG" with another of `tests/golden/logs`), "hang" (never ready), "die_after:N" (dies after N
-requests). It starts a child of its own, as vLLM does.
+(exits with vLLM's out-of-memory traceback; "die:LOG" with another of `tests/golden/logs`), "hang"
+(never ready), "die_after:N" (dies after N requests). It starts a child of its own, as vLLM does.
 """
 
 from __future__ import annotations

@@ -21,7 +21,6 @@ from fakes.checkpoints import (
 from fakes.qwen_configs import config_folder
 
 from qkit.errors import InputError
-from qkit.hardware import CpuUnits
 from qkit.measurements import Hardware
 from qkit.quantize import resources
 from qkit.quantize.checkpoint import describe_config, inspect_checkpoint
@@ -37,7 +36,7 @@ def forecast(
     gpus: tuple[str, ...] = ("A800-80",),
     tensor_parallel: int = 1,
     gpu_here: bool = True,
-    units: CpuUnits | None = None,
+    avx512: bool | None = None,
     **recipe: object,
 ) -> Forecast:
     asked = Recipe.model_validate({"name": "test", "model": str(folder), **recipe})
@@ -46,7 +45,7 @@ def forecast(
         asked,
         folder,
         Question(
-            cards, tensor_parallel, length=640, concurrency=16, gpu_here=gpu_here, cpu_units=units
+            cards, tensor_parallel, length=640, concurrency=16, gpu_here=gpu_here, avx512=avx512
         ),
         [
             ToMake(v, asked.calibration_of(v), folder.parent / "run" / v.label / "model")
@@ -344,47 +343,41 @@ W8A16 = {"method": "rtn", "weight_bits": 8}
 
 NO_W8A16 = "vLLM's CPU build has no kernel for 8-bit weights with 16-bit inputs"
 NO_W4A16 = "vLLM's CPU build serves 4-bit weights with AVX-512 only"
-NO_FP8_CACHE = "vLLM's CPU build keeps an FP8 KV cache with AVX-512 or AMX only"
+NO_FP8_CACHE = "vLLM's CPU build keeps an FP8 KV cache with AVX-512 only"
 STATIC = {"method": "fp8", "scales": "static"}
 # Two key heads of 32 are half a block.
 BLOCK = {"method": "fp8", "scales": "block", "ignore": ["lm_head", "re:.*[kv]_proj$"]}
-AMX = CpuUnits(avx512=True, amx=True)
-AVX512 = CpuUnits(avx512=True, amx=False)
-AVX2 = CpuUnits(avx512=False, amx=False)
-
-
-def amx_only(strategy: str) -> str:
-    return f"vLLM's CPU build serves FP8 with one scale a {strategy} with AMX only"
+NO_TENSOR_SCALES = "vLLM's CPU build does not serve FP8 with one scale a tensor"
+NO_BLOCK_SCALES = "vLLM's CPU build does not serve FP8 with one scale a block"
 
 
 @pytest.mark.parametrize(
-    ("variant", "units", "lacking"),
+    ("variant", "avx512", "lacking"),
     [
         (W8A16, None, NO_W8A16),
-        (W8A16, AMX, NO_W8A16),
-        (STATIC, None, amx_only("tensor")),
-        (STATIC, AVX512, amx_only("tensor")),
-        (STATIC, AMX, None),
-        (BLOCK, None, amx_only("block")),
-        (BLOCK, AMX, None),
-        ({"method": "fp8"}, AVX2, None),
+        (W8A16, True, NO_W8A16),
+        (STATIC, None, NO_TENSOR_SCALES),
+        (STATIC, True, NO_TENSOR_SCALES),
+        (BLOCK, None, NO_BLOCK_SCALES),
+        (BLOCK, True, NO_BLOCK_SCALES),
+        ({"method": "fp8"}, False, None),
         ({"method": "awq"}, None, None),
-        ({"method": "awq"}, AVX512, None),
-        ({"method": "awq"}, AVX2, NO_W4A16),
-        ({"method": "smoothquant", "scales": "static"}, AVX2, None),
-        ({"method": "smoothquant", "kv_cache": "fp8"}, AVX2, NO_FP8_CACHE),
-        ({"method": "smoothquant", "kv_cache": "fp8"}, AVX512, None),
+        ({"method": "awq"}, True, None),
+        ({"method": "awq"}, False, NO_W4A16),
+        ({"method": "smoothquant", "scales": "static"}, False, None),
+        ({"method": "smoothquant", "kv_cache": "fp8"}, False, NO_FP8_CACHE),
+        ({"method": "smoothquant", "kv_cache": "fp8"}, True, None),
     ],
 )
 def test_what_a_cpu_makes_but_does_not_serve_is_a_note(
-    model: Path, variant: dict[str, object], units: CpuUnits | None, lacking: str | None
+    model: Path, variant: dict[str, object], avx512: bool | None, lacking: str | None
 ) -> None:
     for settings in ({"accelerator": "cpu"}, {"gpu_here": False}):
-        found = forecast(model, variants=[variant], units=units, **settings)
+        found = forecast(model, variants=[variant], avx512=avx512, **settings)
         notes = [c.text for c in found.checks if c.name == variant["method"] and c.status == "note"]
         wanted = f"can be made without a GPU, but not served here: {lacking}"
         assert notes == ([wanted] if lacking else [])
-    served = forecast(model, variants=[variant], units=units).checks
+    served = forecast(model, variants=[variant], avx512=avx512).checks
     assert not [c for c in served if c.name == variant["method"] and c.status == "note"]
 
 

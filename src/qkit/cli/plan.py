@@ -77,7 +77,7 @@ def plan(
     Exit code: 0 every variant can be made and served as asked, 1 something is in the way, 2 the
     question cannot be answered.
     """  # noqa: D301  (\b keeps click from rewrapping)
-    from qkit.hardware import cpu_units
+    from qkit.hardware import has_avx512
     from qkit.quantize.forecast import Question, make_forecast
 
     recipe = _recipe(subject, model)
@@ -93,7 +93,7 @@ def plan(
             concurrency=concurrency
             or max(bench.concurrency if bench else (), default=DEFAULT_CONCURRENCY),
             gpu_here=_own_device(required=False) is not None,
-            cpu_units=cpu_units(),
+            avx512=has_avx512(),
         ),
         _to_make(recipe, run_name),
     )
