@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import time
-from collections.abc import Sequence
 from pathlib import Path
-
-import psutil
 
 from qkit.errors import EXIT_CELLS_FAILED, QkitError
 from qkit.hashing import hash_checkpoint
@@ -110,31 +105,4 @@ def judge_worker_death(code: int, output: str) -> list[str]:
         found.append(f"qkit did not say that its worker was killed: {output.strip()[-400:]}")
     if "Traceback" in output:
         found.append("qkit printed a traceback")
-    return found
-
-
-def survivors(root: Path, pids: Sequence[int], within_s: float) -> list[str]:
-    """Wait until no process of a killed run is left; return the command lines of those that are.
-
-    Args:
-        root: The run's folder; a process with it in its command line belongs to the run.
-        pids: Processes that belonged to the run when it was killed.
-        within_s: Seconds to wait.
-    """
-    deadline = time.monotonic() + within_s
-    while left := _living(root, pids):
-        if time.monotonic() > deadline:
-            return left
-        time.sleep(0.05)
-    return []
-
-
-def _living(root: Path, pids: Sequence[int]) -> list[str]:
-    found = []
-    for process in psutil.process_iter(["pid", "status", "cmdline"]):
-        command = " ".join(process.info["cmdline"] or ())
-        ours = process.pid in pids or str(root) in command
-        alive = process.info["status"] != psutil.STATUS_ZOMBIE and process.pid != os.getpid()
-        if ours and alive:
-            found.append(command)
     return found

@@ -22,13 +22,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import click
 import psutil
-from kill_judgement import survivors
+from kill_processes import HANGS_AFTER_S, family, survivors, wait_for
 
 from qkit.errors import EXIT_CELLS_FAILED
 from qkit.measurements import AccuracyResult, BenchCell, BenchResult, Measurement
@@ -60,10 +59,7 @@ bench:
   min_requests: 8
   repeat_baseline: false
 """
-POLL_S = 0.002
 GONE_WITHIN_S = 10.0
-#: A run that takes this long hangs.
-HANGS_AFTER_S = 300.0
 
 
 @dataclass(frozen=True)
@@ -164,14 +160,14 @@ class Bench:
         process = self.start(own_engine=kill.victim == "engine")
         if kill.during == "questions":
             due = max(1, round(kill.share * questions))
-            reached = _wait_for(lambda: self.answers() >= due, process)
+            reached = wait_for(lambda: self.answers() >= due, process)
         else:
             due = int(kill.share * len(LEVELS))
-            reached = _wait_for(lambda: self._in_level(due), process)
+            reached = wait_for(lambda: self._in_level(due), process)
             # Into the next level, not between two.
             time.sleep(0.2 + kill.share / 2)
         found = [] if reached else [f"the run ended before the kill: {self.output()[-400:]}"]
-        pids = _tree(process.pid)
+        pids = family(process.pid)
         victim = process.pid if kill.victim == "qkit" else _process(process.pid, kill.victim)
         if victim is None:
             found.append(f"there is no {kill.victim} to kill")
@@ -259,22 +255,6 @@ class Bench:
 
 def _questions(result: AccuracyResult) -> list[tuple[str, str]]:
     return sorted((sample.task, sample.doc_hash) for sample in result.samples)
-
-
-def _wait_for(event: Callable[[], bool], process: subprocess.Popen[bytes]) -> bool:
-    """Wait for an event of a run; tell whether it came before the run's end."""
-    deadline = time.monotonic() + HANGS_AFTER_S
-    while time.monotonic() < deadline and process.poll() is None:
-        if event():
-            return True
-        time.sleep(POLL_S)
-    return False
-
-
-def _tree(pid: int) -> list[int]:
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return [pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))]
-    return [pid]
 
 
 def _process(pid: int, kind: str) -> int | None:

@@ -33,8 +33,8 @@ from kill_judgement import (
     judge_rerun,
     judge_worker_death,
     left_behind,
-    survivors,
 )
+from kill_processes import HANGS_AFTER_S, family, survivors, wait_for
 
 from qkit.protocol import PROGRESS_FILE, REQUEST_FILE, RESULT_FILE
 from qkit.recipe import RECIPES_DIR, Variant
@@ -43,11 +43,8 @@ from qkit.store import RunStore
 SOURCE = RECIPES_DIR / "demo" / "model"
 SAMPLES, SEQ_LEN = 8, 64
 RUN = "kills"
-POLL_S = 0.002
 #: The guard looks every 0.2 s whether its starter lives; the kernel then takes a moment.
 GONE_WITHIN_S = 5.0
-#: A run that takes this long hangs.
-HANGS_AFTER_S = 300.0
 OVER = "over"
 
 
@@ -170,7 +167,7 @@ class Bench:
         ]
         times = []
         for event in events:
-            if not _wait_for(event, process):
+            if not wait_for(event, process):
                 raise click.ClickException(f"the undisturbed run failed:\n{self.output()}")
             times.append(time.monotonic() - began)
         record = self.store.variant(method)
@@ -202,12 +199,12 @@ class Bench:
         began = time.time()
         process = self.start(kill.method, force=True)
         if kill.after == "worker":
-            _wait_for(lambda: _worker_of(process.pid) is not None, process)
+            wait_for(lambda: _worker_of(process.pid) is not None, process)
         elif kill.after == "saved":
-            _wait_for(lambda: self._saved(kill.method), process)
+            wait_for(lambda: self._saved(kill.method), process)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(delay_s)
-        pids = _tree(process.pid)
+        pids = family(process.pid)
         victim = _worker_of(process.pid) if kill.worker_only else process.pid
         stage = OVER
         if process.poll() is None and victim is not None:
@@ -257,25 +254,6 @@ class Bench:
         last = json.loads(lines[-1])
         stage = {"save": "saving", "check": "checking logits", "load": "loading"}
         return stage.get(last["stage"], f"layer {last['done']} of {last['total']}")
-
-
-def _wait_for(event: Callable[[], bool], process: subprocess.Popen[bytes]) -> bool:
-    """Wait for an event of a run; tell whether it came before the run's end."""
-    deadline = time.monotonic() + HANGS_AFTER_S
-    while time.monotonic() < deadline:
-        over = process.poll() is not None
-        if event():
-            return True
-        if over:
-            return False
-        time.sleep(POLL_S)
-    return False
-
-
-def _tree(pid: int) -> list[int]:
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return [pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))]
-    return [pid]
 
 
 def _worker_of(pid: int) -> int | None:

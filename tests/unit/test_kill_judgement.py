@@ -31,6 +31,13 @@ def judge() -> ModuleType:
 
 
 @pytest.fixture(scope="module")
+def processes() -> ModuleType:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(SCRIPTS))
+        return importlib.import_module("kill_processes")
+
+
+@pytest.fixture(scope="module")
 def driver() -> ModuleType:
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(SCRIPTS))
@@ -187,7 +194,7 @@ def test_a_workers_death_must_be_told(
 
 
 def test_a_process_of_the_run_is_found_and_others_are_not(
-    judge: ModuleType, tmp_path: Path
+    processes: ModuleType, tmp_path: Path
 ) -> None:
     command = [sys.executable, "-c", "import time; time.sleep(60)"]
     with (
@@ -195,15 +202,15 @@ def test_a_process_of_the_run_is_found_and_others_are_not(
         subprocess.Popen(command) as known,
     ):
         try:
-            assert len(judge.survivors(tmp_path / "mine", [], 0.0)) == 1
-            assert len(judge.survivors(tmp_path / "mine", [known.pid], 0.0)) == 2
-            assert judge.survivors(tmp_path / "other", [], 0.0) == []
+            assert len(processes.survivors(tmp_path / "mine", [], 0.0)) == 1
+            assert len(processes.survivors(tmp_path / "mine", [known.pid], 0.0)) == 2
+            assert processes.survivors(tmp_path / "other", [], 0.0) == []
         finally:
             mine.kill()
             known.kill()
             mine.wait()
             known.wait()
-    assert judge.survivors(tmp_path / "mine", [mine.pid, known.pid], 0.0) == []
+    assert processes.survivors(tmp_path / "mine", [mine.pid, known.pid], 0.0) == []
 
 
 def test_kills_are_the_same_by_seed_and_cover_the_whole_run(driver: ModuleType) -> None:
