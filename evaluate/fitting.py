@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from qkit.errors import InputError
-from qkit.evaluate.scoring_requests import GenerateRequest, Request
 
 Tokens = list[int]
 
@@ -34,15 +33,18 @@ def cut_prompt(prompt: Tokens, max_tokens: int, served: int) -> tuple[Tokens, in
     return prompt[cut:], cut
 
 
-def require_fit(requests: Sequence[Request], served: int, *, where: str, truncate: bool) -> None:
+def require_fit(needed: Sequence[int], served: int, *, where: str, truncate: bool) -> None:
     """Refuse prompts that leave no room for what is generated after them.
+
+    Args:
+        needed: Tokens of each prompt and of what is generated after it.
+        served: Tokens that the server takes.
+        where: The server, for the message.
+        truncate: Whether prompts were shortened before.
 
     Raises:
         InputError: With how many there are and what the longest needs.
     """
-    needed = [
-        len(r.prompt) + (r.max_tokens if isinstance(r, GenerateRequest) else 1) for r in requests
-    ]
     over = [length for length in needed if length > served]
     if not over:
         return

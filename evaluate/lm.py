@@ -1,16 +1,15 @@
 """lm-eval's language model, scored through a vLLM server.
 
 lm-eval's own API client sends every answer option as a separate request that computes the whole
-prompt again. Here all options of a question that are single tokens are one request, which gives
-the same log-likelihoods (tests/e2e/test_lm_agreement.py) and lets the server reuse the prefixes
-that questions share.
+prompt again. Here the server reuses what options and questions share (`qkit.evaluate.option_plan`),
+which gives the same log-likelihoods (tests/e2e/test_lm_agreement.py).
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,13 +22,12 @@ from qkit.errors import InputError, MeasurementError
 from qkit.evaluate.adaptive import START
 from qkit.evaluate.encoding import PromptEncoder, first_difference, generation
 from qkit.evaluate.fitting import cut_context, cut_prompt, require_fit
+from qkit.evaluate.option_plan import Option, Part, in_chunks, plan_options, scores_of
 from qkit.evaluate.scored_answers import ScoredAnswers
 from qkit.evaluate.scoring_client import ScoringClient
 from qkit.evaluate.scoring_requests import (
-    MAX_TOKEN_IDS,
     Answer,
     GenerateRequest,
-    OptionRequest,
     PromptRequest,
     Request,
     ServedModel,
@@ -64,7 +62,7 @@ def load_tokenizer(path: Path) -> Any:
         raise InputError("the tokenizer's folder does not exist", where=path)
     try:
         return AutoTokenizer.from_pretrained(str(path), local_files_only=True)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(
             "the tokenizer does not load",
             where=path,
@@ -228,7 +226,9 @@ class ServedLM(TemplateLM):  # type: ignore[misc]
     def _encode(self, context: str, continuation: str) -> Encoded:
         pair = (context, continuation)
         if context:
-            return (pair, *self._encode_pair(context, continuation))
+            before, after = self._encode_pair(context, continuation)
+            # Of a context of spaces alone none is left: they are taken to the continuation.
+            return pair, before or [self.prefix_token_id], after
         tokens = self.tok_encode(continuation, add_special_tokens=False)
         if tokens and tokens[0] == self.prefix_token_id:
             return (pair, tokens[:1], tokens[1:])
@@ -252,45 +252,29 @@ class ServedLM(TemplateLM):  # type: ignore[misc]
         requests: Sequence[Encoded],
         **_unused: Any,
     ) -> list[tuple[float, bool]]:
-        """Score encoded pairs: one request per context for options of one token, else one each."""
-        options: dict[tuple[int, ...], dict[int, None]] = {}
-        contexts = [tuple(context) for _, context, _ in requests]
-        for (text, _, continuation), context in zip(requests, contexts, strict=True):
+        """Score encoded pairs of a context and what could follow it."""
+        options: list[Option] = []
+        for text, context, continuation in requests:
             if not continuation:
                 raise MeasurementError(
                     f"the answer {text[1]!r} adds no token to its context",
                     fix="this task cannot be scored with this tokenizer",
                 )
-            if len(continuation) == 1:
-                options.setdefault(context, {})[continuation[0]] = None
-        grouped = {
-            context: [
-                OptionRequest(context, tuple(ids)[start : start + MAX_TOKEN_IDS])
-                for start in range(0, len(ids), MAX_TOKEN_IDS)
-            ]
-            for context, ids in options.items()
-        }
-        whole = [
-            None if len(continuation) == 1 else PromptRequest((*c, *continuation), len(c))
-            for (_, _, continuation), c in zip(requests, contexts, strict=True)
-        ]
-        answers = self._ask(
-            [*(r for parts in grouped.values() for r in parts), *filter(None, whole)]
+            options.append((tuple(context), tuple(continuation)))
+        # Of all before any is sent, whichever way they are asked. The server generates a token
+        # after each; a single token is not sent itself.
+        self._require_fit(
+            len(context) + len(option) + 1
+            for context, option in dict.fromkeys((c, o if len(o) > 1 else ()) for c, o in options)
         )
-        single = {
-            (context, token): score
-            for context, parts in grouped.items()
-            for part in parts
-            for token, score in zip(part.token_ids, _scores(answers[part]), strict=True)
-        }
-        results = []
-        for (_, _, continuation), context, prompt in zip(requests, contexts, whole, strict=True):
-            if prompt is None:
-                score = single[context, continuation[0]]
-                results.append((score.logprob, score.is_greedy))
-            else:
-                results.append(_total(answers[prompt]))
-        return results
+        block_size = self._served.block_size if self._served.caches_prefixes else None
+        totals: dict[int, tuple[float, bool]] = {}
+        for numbers in in_chunks(options):
+            planned = plan_options([options[number] for number in numbers], block_size)
+            answers = self._ask([part.request for parts in planned for part in parts])
+            for number, parts in zip(numbers, planned, strict=True):
+                totals[number] = _total(scores_of(parts, answers))
+        return [totals[number] for number in range(len(options))]
 
     def loglikelihood_rolling(
         self,
@@ -317,9 +301,13 @@ class ServedLM(TemplateLM):  # type: ignore[misc]
                     for context, continuation in map(make_disjoint_window, pairs)
                 ]
             )
-        answers = self._ask([window for document in windows for window in document])
+        asked = [window for document in windows for window in document]
+        self._require_fit(len(window.prompt) + 1 for window in dict.fromkeys(asked))
+        answers = self._ask(asked)
         return [
-            sum(_total(answers[window])[0] for window in document) if document else 0.0
+            sum(_total(scores_of([Part(window)], answers))[0] for window in document)
+            if document
+            else 0.0
             for document in windows
         ]
 
@@ -338,6 +326,7 @@ class ServedLM(TemplateLM):  # type: ignore[misc]
                 # A repeat of a sampled answer is another draw, not the same one.
                 one = replace(one, seed=one.seed + repeat)
             asked.append(one)
+        self._require_fit(len(one.prompt) + one.max_tokens for one in dict.fromkeys(asked))
         answers = self._ask(asked)
         return [str(answers[one]) for one in asked]
 
@@ -352,12 +341,15 @@ class ServedLM(TemplateLM):  # type: ignore[misc]
 
     # ----------------------------------------------------------------------------------- sending
 
+    def _require_fit(self, lengths: Iterable[int]) -> None:
+        """Refuse prompts that need more than the served length."""
+        require_fit(
+            list(lengths), self.max_length, where=self._client.base_url, truncate=self._truncate
+        )
+
     def _ask(self, requests: Sequence[Request]) -> dict[Request, Answer]:
         """Answer requests; equal ones are sent once, those answered before not at all."""
         different = list(dict.fromkeys(requests))
-        require_fit(
-            different, self.max_length, where=self._client.base_url, truncate=self._truncate
-        )
         answers: dict[Request, Answer] = {}
         if self._scored is not None:
             for request in different:
@@ -382,6 +374,7 @@ class ServedLM(TemplateLM):  # type: ignore[misc]
                 await client.answer_all(
                     to_send,
                     block_size=self._served.block_size,
+                    caches_prefixes=self._served.caches_prefixes,
                     backwards=self._backwards,
                     on_answer=keep,
                 )
@@ -396,13 +389,6 @@ def _texts(context: str, continuation: str) -> tuple[str, str]:
     return context + continuation, context.rstrip()
 
 
-def _scores(answer: Answer) -> tuple[TokenScore, ...]:
-    if isinstance(answer, str):
-        raise TypeError("a text is no score")
-    return answer
-
-
-def _total(answer: Answer) -> tuple[float, bool]:
+def _total(scores: Sequence[TokenScore]) -> tuple[float, bool]:
     """Return the sum of log-probabilities, in order, and whether every token was greedy."""
-    scores = _scores(answer)
     return sum(score.logprob for score in scores), all(score.is_greedy for score in scores)

@@ -14,7 +14,7 @@ from typing import Any, Self
 
 import aiohttp
 
-from qkit.errors import InputError, ServerError
+from qkit.errors import InputError, QkitError, ServerError
 from qkit.evaluate.adaptive import START, ConcurrencyLimit
 from qkit.evaluate.prefix_order import PrefixScheduler
 from qkit.evaluate.scoring_replies import error_message, read_answer
@@ -43,7 +43,11 @@ SAMPLING: Mapping[str, float] = {
 }
 #: Seconds between two looks at the server's load.
 LOAD_PERIOD_S = 0.5
-_BLOCK_SIZE = re.compile(r'^vllm:cache_config_info\{.*?\bblock_size="(\d+)"', re.MULTILINE)
+#: Seconds that answers on their way have once one request has failed for good.
+DRAIN_S = 5.0
+_CACHE_CONFIG = re.compile(r"^vllm:cache_config_info\{(.*)\}", re.MULTILINE)
+_BLOCK_SIZE = re.compile(r'\bblock_size="(\d+)"')
+_CACHES_PREFIXES = re.compile(r'\benable_prefix_caching="True"')
 _TOO_LONG = re.compile(r"context length|max_model_len|too long|maximum.*tokens", re.IGNORECASE)
 
 
@@ -109,10 +113,13 @@ class ScoringClient:
         if self.model not in cards:
             raise self._wrong_model(cards)
         length = cards[self.model].get("max_model_len")
+        cache = await self._cache_config()
+        block_size = _BLOCK_SIZE.search(cache)
         return ServedModel(
             name=self.model,
             max_model_len=length if isinstance(length, int) else None,
-            block_size=await self._block_size(),
+            block_size=int(block_size[1]) if block_size else DEFAULT_BLOCK_SIZE,
+            caches_prefixes=_CACHES_PREFIXES.search(cache) is not None,
         )
 
     async def tokenize(self, text: str) -> list[int] | None:
@@ -126,13 +133,14 @@ class ScoringClient:
             raise self._unusable("/tokenize answers without `tokens`")
         return tokens
 
-    async def _block_size(self) -> int:
+    async def _cache_config(self) -> str:
+        """Return what `/metrics` says of the server's cache, empty where it says nothing."""
         try:
             async with self._session.get(f"{self.base_url}/metrics") as response:
-                found = _BLOCK_SIZE.search(await response.text())
+                found = _CACHE_CONFIG.search(await response.text())
         except (aiohttp.ClientError, OSError, TimeoutError):
-            return DEFAULT_BLOCK_SIZE
-        return int(found[1]) if found else DEFAULT_BLOCK_SIZE
+            return ""
+        return found[1] if found else ""
 
     # ---------------------------------------------------------------------------------- scoring
 
@@ -141,6 +149,7 @@ class ScoringClient:
         requests: Sequence[Request],
         *,
         block_size: int = DEFAULT_BLOCK_SIZE,
+        caches_prefixes: bool = True,
         backwards: bool = False,
         on_answer: Callable[[int, Answer], None],
     ) -> None:
@@ -149,8 +158,10 @@ class ScoringClient:
         Args:
             requests: What to send.
             block_size: Tokens in a block of the server's prefix cache.
+            caches_prefixes: Whether it has one; without, no request waits for another.
             backwards: Send them the other way round.
-            on_answer: Called with a request's index and its answer as soon as it is there.
+            on_answer: Called with a request's index and its answer as soon as it is there; also
+                for those on their way when another request fails.
 
         Raises:
             MeasurementError: A reply lacks what was asked for.
@@ -159,7 +170,10 @@ class ScoringClient:
         """
         # vLLM does not read its prefix cache for prompt log-probabilities, so those do not wait.
         scheduler = PrefixScheduler(
-            [None if isinstance(r, PromptRequest) else r.prompt for r in requests],
+            [
+                None if isinstance(r, PromptRequest) or not caches_prefixes else r.prompt
+                for r in requests
+            ],
             block_size,
             backwards=backwards,
         )
@@ -176,11 +190,15 @@ class ScoringClient:
                 if not running:
                     break
                 done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-                for task in done:
-                    answer = task.result()
-                    index = running.pop(task)
+                finished = {running.pop(task): task for task in done}
+                for index in finished:
                     scheduler.finished(index)
-                    on_answer(index, answer)
+                if error := _hand_over(finished, on_answer):
+                    # What the server is about to answer is not asked again by the next run.
+                    if running:
+                        done, _ = await asyncio.wait(running, timeout=DRAIN_S)
+                        _hand_over({running.pop(task): task for task in done}, on_answer)
+                    raise error
         finally:
             for task in running:
                 task.cancel()
@@ -249,6 +267,9 @@ class ScoringClient:
                 url = self.base_url + path
                 async with self._session.request(method, url, json=body) as response:
                     status, text = response.status, await response.text()
+            except aiohttp.ConnectionTimeoutError as error:
+                trouble = f"{type(error).__name__}: {error}"
+                continue
             except TimeoutError as error:
                 raise ServerError(
                     f"the server did not answer {path} within {self.timeout_s:g} s",
@@ -268,17 +289,17 @@ class ScoringClient:
                 return status, None
             message = f"HTTP {status} from {path}: {error_message(text)}"
             if status != 429 and status < 500:
-                raise await self._refused(status, message)
+                raise await self._refused(path, status, message)
             trouble = message
         raise ServerError(
             f"the server failed {self.attempts} times in a row",
             where=self.base_url,
             detail=trouble,
-            fix="look at the server's log; what is finished is kept, run again to go on",
+            fix="look at the server's log, then run again",
         )
 
-    async def _refused(self, status: int, message: str) -> InputError | ServerError:
-        if status == 404 and self.model in message:
+    async def _refused(self, path: str, status: int, message: str) -> InputError | ServerError:
+        if status == 404 and self.model in message and path != "/v1/models":
             try:
                 _, reply = await self._send("GET", "/v1/models")
                 return self._wrong_model([str(card["id"]) for card in reply["data"]])
@@ -302,3 +323,18 @@ class ScoringClient:
 
     def _unusable(self, what: str) -> ServerError:
         return ServerError(what, where=self.base_url, fix="give the URL of a vLLM OpenAI server")
+
+
+def _hand_over(
+    finished: Mapping[int, asyncio.Task[Answer]], on_answer: Callable[[int, Answer], None]
+) -> QkitError | None:
+    """Pass on the answers of finished requests; return the first error among them."""
+    first: QkitError | None = None
+    for index, task in finished.items():
+        try:
+            answer = task.result()
+        except QkitError as error:
+            first = first or error
+        else:
+            on_answer(index, answer)
+    return first

@@ -19,6 +19,8 @@ from qkit.evaluate.scoring_requests import (
     TokenScore,
 )
 
+#: Why a text ends that is whole; vLLM also knows "abort" and "error".
+_WHOLE = ("stop", "length", "repetition")
 #: vLLM writes this for a log-probability of minus infinity.
 CLAMPED_LOGPROB = -9999.0
 
@@ -32,7 +34,7 @@ def read_answer(request: Request, reply: Any, *, where: str) -> Answer:
         where: Server and model, for error messages.
 
     Raises:
-        ServerError: The reply is an error or no completion.
+        ServerError: The reply is an error, no completion, or a text that was cut off.
         MeasurementError: It lacks log-probabilities or text, or they are not finite.
     """
     choice = _choice(reply, where)
@@ -45,6 +47,12 @@ def read_answer(request: Request, reply: Any, *, where: str) -> Answer:
             text = choice.get("text")
             if not isinstance(text, str):
                 raise _incomplete("the reply has no text", where)
+            if (reason := choice.get("finish_reason")) not in _WHOLE:
+                raise ServerError(
+                    f"the server cut a text off (finish_reason {reason!r})",
+                    where=where,
+                    fix="a server that is being stopped does this; see its log, then run again",
+                )
             return text
 
 

@@ -96,8 +96,10 @@ class ServedModel:
         name: Name to send as `model`.
         max_model_len: Served length in tokens; None where the server does not say.
         block_size: Tokens in a block of its prefix cache.
+        caches_prefixes: Whether it says that it has one.
     """
 
     name: str
     max_model_len: int | None
     block_size: int
+    caches_prefixes: bool

@@ -33,7 +33,8 @@ class AnswersFile:
 
     Attributes:
         path: The file.
-        key: What the answers depend on besides the requests (`qkit.plan.answers_key`).
+        key: What the answers depend on besides the requests: `qkit.plan.answers_key`, or
+            `qkit.server.instance_of` a server that qkit did not start.
     """
 
     path: Path
@@ -48,7 +49,7 @@ class Kept:
         levels: Levels of a benchmark that are measured already; they are taken over.
         on_level: Called after every level of a benchmark with what there is so far.
         answers: Where an accuracy suite keeps its answers until it is finished; None for a server
-            that qkit knows too little of to take them up again.
+            that does not say enough of itself for them to be taken up again.
         scores_file: Where a fidelity suite's log-probabilities go.
         resume: Whether a fidelity suite of the same key goes on where it stopped.
     """
@@ -121,8 +122,10 @@ def measure_cell(
             return measurement(bench=bench)
         case FidelitySuite() as suite:
             backwards = cell.suite == FIDELITY_AGAIN
+            # Of a server that qkit did not start, its process is all that scores can be known by.
+            known_by = key or (kept.answers.key if kept.answers else "")
             return measurement(
-                fidelity=_fidelity(suite, subject, server, reporter, key, kept, backwards)
+                fidelity=_fidelity(suite, subject, server, reporter, known_by, kept, backwards)
             )
         case AccuracySuite() as suite:
             backwards = is_again(cell.suite)

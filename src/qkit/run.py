@@ -133,14 +133,20 @@ class Job:
         return self.outcome
 
     def measure_attached(self, attached: Attached) -> Outcome:
-        """Measure a server that someone else started; nothing is found done, it may change."""
+        """Measure a server that someone else started.
+
+        No suite is found done, because what it serves may change; but as long as it is the same
+        process, an accuracy suite that was interrupted goes on.
+        """
         self.check((), (attached.group,), own_server=False)
         with self.store.lock(self.wait_s):
             self.store.write_recipe(self.recipe, [attached.group.label])
             self.store.write_subject(attached.subject)
             smoke_check(attached.server.base_url, attached.server.model)
             for cell in attached.group.cells:
-                self._measure_cell(attached.subject, attached.server, cell, "")
+                scored = self.store.scored_file(cell.label, cell.suite)
+                answers = AnswersFile(scored, attached.instance) if attached.instance else None
+                self._measure_cell(attached.subject, attached.server, cell, "", answers)
         return self.outcome
 
     def check(
@@ -325,8 +331,9 @@ class Job:
         server: RunningServer,
         cell: Cell,
         key: str,
-        answers: AnswersFile | None = None,
+        answers: AnswersFile | None,
     ) -> None:
+        """Measure a suite and store it, or why it failed; an empty key is never found done."""
         self.reporter.started(cell.label, cell.suite)
         if self.force:
             self.store.drop_scored(cell.label, cell.suite)
@@ -344,7 +351,7 @@ class Job:
                     on_level=lambda part: self.store.write_measurement(_unfinished(part)),
                     answers=answers,
                     scores_file=self.store.scores_file(cell.label, cell.suite),
-                    resume=not self.force,
+                    resume=bool(key or answers) and not self.force,
                 ),
             )
         except QkitError as error:

@@ -13,7 +13,7 @@ from qkit.evaluate.slo import parse_objective
 from qkit.measurements import Subject
 from qkit.plan import Group, cells_of, score_again
 from qkit.recipe import BASELINE, Recipe
-from qkit.server import RunningServer, attach, model_root
+from qkit.server import RunningServer, attach, instance_of, model_root
 from qkit.store import RunStore
 from qkit.subjects import attached_subject, label_of, subject_of
 from qkit.suites import (
@@ -28,11 +28,19 @@ from qkit.suites import (
 
 @dataclass(frozen=True)
 class Attached:
-    """A running server, what it serves, and what is measured on it."""
+    """A running server, what it serves, and what is measured on it.
+
+    Attributes:
+        server: The server.
+        subject: What it serves.
+        group: What is measured.
+        instance: What tells this process of the server from any other; None where it does not say.
+    """
 
     server: RunningServer
     subject: Subject
     group: Group
+    instance: str | None
 
 
 def choose_suites(
@@ -170,7 +178,7 @@ def attach_group(recipe: Recipe, url: str, model: str | None, tokenizer: Path | 
         subject = subject_of(label, root)
     else:
         subject = attached_subject(label, url, server.model, folder)
-    return Attached(server, subject, Group(label, cells_of(recipe, label)))
+    return Attached(server, subject, Group(label, cells_of(recipe, label)), instance_of(server))
 
 
 def _load(concurrency: str | None, rates: str | None, slo: str | None) -> dict[str, object]:

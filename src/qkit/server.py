@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import socket
 import subprocess
 import time
@@ -23,6 +24,7 @@ from typing import Any
 from qkit import processes
 from qkit.errors import InputError, ServerError
 from qkit.hardware import Accelerator
+from qkit.hashing import hash_value
 from qkit.kernel_log import kernel_mismatch
 from qkit.kernel_switch import KernelChoice, choose_kernel, installed_vllm
 from qkit.measurements import MemoryUse, ServerRecord
@@ -33,6 +35,7 @@ from qkit.worker import worker_environment
 HOST = "127.0.0.1"
 POLL_S = 0.25
 TAIL_LINES = 12
+_STARTED = re.compile(r"^process_start_time_seconds (\S+)", re.MULTILINE)
 #: Environment variables whose values change results, recorded with every measurement.
 RECORDED = ("VLLM_", "OMP_", "CUDA_VISIBLE_DEVICES", "MKL_")
 #: Methods whose layers Marlin has a true kernel for. INT8 W8A8 has none, and FP8 with native
@@ -230,6 +233,19 @@ def model_root(server: RunningServer) -> Path | None:
     return None
 
 
+def instance_of(server: RunningServer) -> str | None:
+    """Return what tells this process of an attached server, and the model in it, from any other.
+
+    A server that was started again may serve another checkpoint under the same name, so its start
+    counts. None where it does not say when that was.
+    """
+    started = _STARTED.search(_get_text(f"{server.base_url}/metrics"))
+    if started is None:
+        return None
+    roots = [str(c.get("root")) for c in _models(server.base_url) if c.get("id") == server.model]
+    return hash_value([server.base_url, server.model, roots, server.record.version, started[1]])
+
+
 # -------------------------------------------------------------------------- flags and environment
 
 
@@ -368,6 +384,15 @@ def _models(base_url: str) -> list[dict[str, Any]]:
 def _model_card(base_url: str) -> dict[str, Any]:
     cards = _models(base_url)
     return cards[0] if cards else {}
+
+
+def _get_text(url: str) -> str:
+    """Return a page's text, empty where there is none."""
+    try:
+        with urllib.request.urlopen(url, timeout=10) as reply:
+            return str(reply.read().decode(errors="replace"))
+    except (urllib.error.URLError, OSError):
+        return ""
 
 
 def _get_json(url: str) -> dict[str, Any]:

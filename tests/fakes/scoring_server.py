@@ -24,6 +24,7 @@ Fault = Literal[
     "minus_infinity",  # one is what vLLM writes for minus infinity
     "short_echo",  # prompt log-probabilities of some positions only
     "other_echo",  # prompt log-probabilities of another prompt
+    "aborted",  # a text cut off by a server that is being stopped
     "no_text",  # a choice without text
     "error_200",  # HTTP 200 with an error inside
     "no_choices",
@@ -64,8 +65,10 @@ class ScoringServer:
         tokenize: Tokens that /tokenize answers; None is a server without /tokenize.
         max_model_len: Served length as /v1/models tells it.
         block_size: Tokens in a block of the prefix cache.
+        caches_prefixes: Whether it reads its prefix cache.
         delay_s: Time a completion request takes.
         slots: Completion requests it works on at once; the others wait. None is all of them.
+        started: When its process began, as /metrics tells it.
     """
 
     fault: Fault | None = None
@@ -74,8 +77,10 @@ class ScoringServer:
     tokenize: list[int] | None = None
     max_model_len: int | None = 4096
     block_size: int = 16
+    caches_prefixes: bool = True
     delay_s: float = 0.0
     slots: int | None = None
+    started: float = 1.79664751661e09
     bodies: list[dict[str, Any]] = field(default_factory=list)
     url: str = ""
     prefilled: int = 0
@@ -131,9 +136,11 @@ class ScoringServer:
     async def _metrics(self, _: web.Request) -> web.Response:
         return web.Response(
             text=(
+                f"process_start_time_seconds {self.started}\n"
                 f'vllm:prefix_cache_hits_total{{engine="0"}} {float(self.hits)}\n'
                 f'vllm:cache_config_info{{_block_size_resolved="True",block_size="'
-                f'{self.block_size}",engine="0"}} 1.0\n'
+                f'{self.block_size}",enable_prefix_caching="{self.caches_prefixes}",'
+                f'engine="0"}} 1.0\n'
                 f'vllm:num_requests_running{{engine="0"}} {float(self.running)}\n'
                 f'vllm:num_requests_waiting{{engine="0"}} {float(self.in_flight - self.running)}\n'
             )
@@ -203,7 +210,7 @@ class ScoringServer:
 
     def _look_up(self, prompt: list[int], body: dict[str, Any]) -> None:
         found = 0
-        if not body.get("echo"):
+        if not body.get("echo") and self.caches_prefixes:
             for block in self._blocks(prompt[:-1]):
                 if block not in self._cache:
                     break
@@ -224,6 +231,8 @@ class ScoringServer:
             choice: dict[str, Any] = {"index": index, "text": text, "finish_reason": "stop"}
             if fault == "no_text":
                 del choice["text"]
+            if fault == "aborted":
+                choice |= {"text": text[:1], "finish_reason": "abort"}
             return choice
         tokens, values, tops = [], [], []
         for position in range(len(prompt)) if body.get("echo") else ():

@@ -7,6 +7,7 @@ import socket
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 from fakes.question_model import write_question_model
 from fakes.scoring_server import MODEL, Fault, ScoringServer, logprob
@@ -20,6 +21,7 @@ from qkit.evaluate.scoring_requests import (
     OptionRequest,
     PromptRequest,
     Request,
+    TokenScore,
 )
 
 OPTIONS = OptionRequest((1, 2, 3), (10, 11, 12, 13))
@@ -90,6 +92,13 @@ class TestReplies:
         assert "maximum context length is 16" in str(caught.value)
         assert "max_model_len" in str(caught.value)
 
+    def test_a_text_cut_off_by_a_server_that_stops_is_no_answer(self) -> None:
+        with (
+            ScoringServer(fault="aborted") as server,
+            pytest.raises(ServerError, match=r"cut a text off.*'abort'"),
+        ):
+            ask(server.url, TEXT)
+
     @pytest.mark.parametrize("fault_after", [0, 1, 5])
     def test_one_bad_reply_among_many_spoils_the_run(self, fault_after: int) -> None:
         requests = [OptionRequest((n, 2, 3), (10, 11)) for n in range(8)]
@@ -100,7 +109,71 @@ class TestReplies:
             ask(server.url, *requests)
 
 
+class TestTheOthers:
+    """One request fails for good: what else was answered is kept."""
+
+    @pytest.mark.parametrize("bad", [0, 3, 7])
+    def test_answers_that_come_with_the_failure_are_kept(self, bad: int) -> None:
+        kept = self.run(bad, late_s=0.0)
+        assert sorted(kept) == [n for n in range(8) if n != bad]
+
+    def test_answers_on_their_way_are_waited_for(self) -> None:
+        assert sorted(self.run(0, late_s=0.2)) == [1, 2, 3, 4, 5, 6, 7]
+
+    def test_but_not_for_long(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("qkit.evaluate.scoring_client.DRAIN_S", 0.05)
+        assert self.run(0, late_s=60.0) == {}
+
+    def run(self, bad: int, late_s: float) -> dict[int, Answer]:
+        class Client(ScoringClient):
+            async def answer(self, request: Request) -> Answer:
+                if request.prompt[0] == bad:
+                    raise ServerError("dead")
+                await asyncio.sleep(late_s)
+                return (TokenScore(-1.0, is_greedy=True),)
+
+        kept: dict[int, Answer] = {}
+
+        async def run() -> None:
+            async with Client("http://127.0.0.1:9", MODEL, concurrency=8, adapt=False) as client:
+                await client.answer_all(
+                    [OptionRequest((n, 2, 3), (10,)) for n in range(8)], on_answer=kept.__setitem__
+                )
+
+        with pytest.raises(ServerError, match="dead"):
+            asyncio.run(run())
+        return kept
+
+
 class TestTrouble:
+    def test_a_connection_that_is_not_made_in_time_is_tried_again(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        tries = 0
+
+        def request(*_: Any, **__: Any) -> Any:
+            nonlocal tries
+            tries += 1
+            raise aiohttp.ConnectionTimeoutError("connection timeout")
+
+        async def describe() -> None:
+            async with ScoringClient("http://127.0.0.1:9", MODEL, backoff_s=0.001) as client:
+                monkeypatch.setattr(client._session, "request", request)
+                await client.describe()
+
+        with pytest.raises(ServerError, match="5 times in a row") as caught:
+            asyncio.run(describe())
+        assert "within 600 s" not in str(caught.value)
+        assert tries == 5
+
+    def test_a_server_without_models_whose_message_has_the_models_name(self) -> None:
+        async def describe(url: str) -> None:
+            async with ScoringClient(f"{url}/nowhere", "nowhere") as client:
+                await client.describe()
+
+        with ScoringServer() as server, pytest.raises(ServerError, match="refuses a request"):
+            asyncio.run(describe(server.url))
+
     @pytest.mark.parametrize("fault", ["http_500", "disconnect"])
     def test_passing_trouble_is_tried_again(self, fault: Fault) -> None:
         with ScoringServer(fault=fault, fault_count=2) as server:

@@ -14,6 +14,7 @@ from lm_eval.models.openai_completions import LocalCompletionsAPI
 
 from qkit.errors import InputError, MeasurementError
 from qkit.evaluate.lm import ServedLM, load_tokenizer
+from qkit.evaluate.option_plan import in_chunks
 from qkit.evaluate.prefix_order import minimum_prefill
 
 QUESTIONS = [f"Question {n}: which of these is fact {n * n}?\nAnswer:" for n in range(12)]
@@ -80,6 +81,37 @@ class TestOptions:
         assert [a[0] for a in answers] == pytest.approx([w[0] for w in wanted], rel=1e-12)
         assert [a[1] for a in answers] == [w[1] for w in wanted]
         assert len(server.bodies) == 3 * (len(PHRASES) + 1)
+
+    def test_a_context_is_computed_once_for_options_of_several_tokens(self, tokenizer: Any) -> None:
+        shots = "".join(q + o for q, o in zip(QUESTIONS, PHRASES * 4, strict=True))
+        contexts = [f"{shots}\n\nLast question {n}?\nAnswer:" for n in range(6)]
+        asked = pairs(contexts, (" AB", " CD", " E"))
+        with ScoringServer() as server:
+            answers = lm_on(server, tokenizer).loglikelihood(asked)
+        with ScoringServer(caches_prefixes=False) as other:
+            whole = lm_on(other, tokenizer).loglikelihood(asked)
+        assert [a[0] for a in answers] == pytest.approx([w[0] for w in whole], rel=1e-12)
+        assert [a[1] for a in answers] == [w[1] for w in whole]
+        assert server.prefilled <= 1.02 * minimum_prefill(
+            [body["prompt"] for body in server.bodies], server.block_size
+        )
+        assert other.prefilled > 5 * server.prefilled
+
+    def test_work_done_in_chunks_gives_the_same(
+        self, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        asked = pairs(QUESTIONS, (*PHRASES, *LETTERS))
+        with ScoringServer() as server:
+            at_once = lm_on(server, tokenizer).loglikelihood(asked)
+            monkeypatch.setattr(
+                "qkit.evaluate.lm.in_chunks", lambda options: in_chunks(options, most=100)
+            )
+            assert lm_on(server, tokenizer).loglikelihood(asked) == at_once
+
+    def test_a_context_of_spaces_alone_follows_the_prefix_token(self, tokenizer: Any) -> None:
+        with ScoringServer() as server:
+            lm_on(server, tokenizer).loglikelihood(pairs(["  "], [" A"]))
+        assert server.bodies[0]["prompt"][0] == tokenizer.eos_token_id
 
     def test_equal_questions_are_asked_once(self, tokenizer: Any) -> None:
         with ScoringServer() as server:

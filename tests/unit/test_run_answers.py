@@ -17,6 +17,7 @@ from qkit import run as runs
 from qkit.measurements import ServerRecord
 from qkit.recipe import Recipe
 from qkit.run import Job, Outcome
+from qkit.selection import attach_group
 from qkit.server import RunningServer
 from qkit.store import RunStore
 from qkit.suites import AccuracySuite
@@ -70,7 +71,7 @@ def test_a_failed_suite_goes_on_and_its_answers_go_with_its_success(bench: Bench
     lines = bench.file.read_text().splitlines()
     assert json.loads(lines[0])["identity"]
     left = len(lines) - 1
-    assert 0 < left <= 12
+    assert left == 12
     assert not bench.run().failures
     assert bench.asked == QUESTIONS - left
     measurement = bench.store.measurement("bf16", "mmlu_dev")
@@ -104,3 +105,34 @@ def test_another_limit_takes_the_answers_it_shares(bench: Bench) -> None:
     assert measurement.accuracy.resumed == left
     # Two of the 281 questions are the same prompt.
     assert bench.asked == 280 - left
+
+
+class TestAttached:
+    """A server that qkit did not start."""
+
+    def run(self, bench: Bench, server: ScoringServer, *, force: bool = False) -> Outcome:
+        recipe = Recipe(
+            name="r", model=server.url, accelerator="cpu", variants=(), bench=(),
+            accuracy=(AccuracySuite(task="mmlu_dev", limit=QUESTIONS),),
+        )  # fmt: skip
+        attached = attach_group(recipe, server.url, None, bench.model)
+        return Job(recipe, bench.store, force=force).measure_attached(attached)
+
+    @pytest.mark.parametrize(
+        ("started", "force", "asked"), [(1.0, False, 18), (2.0, False, 30), (1.0, True, 30)]
+    )
+    def test_an_interrupted_suite_goes_on_while_it_is_the_same_process(
+        self, bench: Bench, started: float, force: bool, asked: int
+    ) -> None:
+        with ScoringServer(
+            max_model_len=8192, started=1.0, fault="http_422", fault_after=12
+        ) as server:
+            assert self.run(bench, server).failures
+            server.fault, server.started = None, started
+            server.bodies.clear()
+            assert not self.run(bench, server, force=force).failures
+            assert len(server.bodies) == asked
+            # A suite that is finished is asked anew: nothing tells whether the model was changed.
+            server.bodies.clear()
+            assert not self.run(bench, server).failures
+            assert len(server.bodies) == QUESTIONS

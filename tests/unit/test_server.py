@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from fakes.openai_server import FakeServer
+from fakes.scoring_server import ScoringServer
 from fakes.vllm_process import executable
 
 from qkit import processes
@@ -21,6 +22,7 @@ from qkit.server import (
     asked_kernel,
     attach,
     flags_of,
+    instance_of,
     kernel_choice,
     serve,
     variables_of,
@@ -254,6 +256,17 @@ def test_a_running_server_is_attached_to_and_left_running():
         server.check_alive()
         with pytest.raises(InputError, match="does not serve 'other'"):
             attach(fake.url, model="other")
+
+
+def test_a_server_is_the_same_while_its_process_and_model_are():
+    with ScoringServer(started=1.0) as fake:
+        server = attach(fake.url)
+        first = instance_of(server)
+        assert first == instance_of(attach(fake.url))
+        fake.started = 2.0
+        assert instance_of(server) not in (first, None)
+    with FakeServer(max_model_len=2048) as silent:
+        assert instance_of(attach(silent.url)) is None
 
 
 def test_nothing_at_the_address_is_a_clear_error():

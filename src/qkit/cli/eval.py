@@ -144,7 +144,7 @@ def evaluate(
     with TerminalReporter() as reporter:
         if url:
             group = attach_group(recipe, url, served_model, tokenizer)
-            job = Job(recipe, store, reporter, data=data, wait_s=wait_s, force=True)
+            job = Job(recipe, store, reporter, data=data, wait_s=wait_s, force=force)
             outcome = job.measure_attached(group)
         else:
             groups, paths = (
